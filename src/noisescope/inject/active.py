@@ -1,0 +1,112 @@
+"""One injection at work: what it does at a site, with which key, and whether it did what was asked."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from noisescope.core.errors import LayersNotFoundError, NeverFiredError, NoEffectError, unknown_name
+from noisescope.core.records import Injection, Site
+from noisescope.inject.keyed import mix, site_key
+from noisescope.inject.tally import Tally
+from noisescope.inject.where import Place
+
+_SERIAL = itertools.count()
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one active injection does at one place to one operator in one phase."""
+
+    active: Active
+    site: Site
+    strength: float
+    key: int
+
+    def call_key(self, number: int, ordinal: int, operand: int = 0) -> int:
+        """The key of one call: the pass, the call within it, and which operand of it."""
+        return mix(self.key, number, ordinal, operand)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that happens at one place to one operator."""
+
+    forward: tuple[Charge, ...] = ()
+    backward: tuple[Charge, ...] = ()
+
+
+@dataclass(eq=False)
+class Active:
+    """An injection that is switched on, and its statistics."""
+
+    injection: Injection
+    stats: Tally = field(default_factory=Tally)
+    serial: int = field(default_factory=lambda: next(_SERIAL))
+    runs: dict[int, int] = field(default_factory=dict)
+
+    def charge(self, place: Place, operator: str, phase: str) -> Charge | None:
+        """What happens at this place in this phase; None where nothing was asked for."""
+        asked = self.injection
+        if phase not in asked.phases or not asked.takes(place.layer, operator):
+            return None
+        strength = asked.scaling.strength(asked.corruption.strength, place.layer, operator)
+        stream = "fault" if asked.corruption.hardware else "noise"
+        key = mix(site_key(stream, phase, place.layer, operator, place.local), asked.seed)
+        return Charge(self, place.site(operator), strength, key)
+
+    def check_layers(self, layers: int) -> None:
+        """Refuse layer numbers that the model does not have."""
+        asked = [index for index in self.injection.layers or () if index is not None]
+        if asked and not layers:
+            raise LayersNotFoundError(
+                f"layers {asked} were asked for, but the model's stack of layers could not be found. "
+                "Leave layers out to take the whole model, or wrap the blocks in one torch.nn.ModuleList."
+            )
+        strange = [index for index in asked if isinstance(index, bool) or not 0 <= index < layers]
+        if strange:
+            raise unknown_name("layer", strange[0], [str(i) for i in range(layers)])
+
+    def verify(self, met: set[str], called: bool) -> None:
+        """Raise where something selected was never reached, or where nothing that was reached changed."""
+        if not called:
+            raise NeverFiredError(
+                "nothing was injected: the model was not called while the injection was on. "
+                "Call the model that was passed to inject(), inside the block."
+            )
+        asked, stats = self.injection, self.stats
+        for phase in asked.phases:
+            # Gradients are not touched at strength 0, so they are not counted either.
+            if phase == "forward" or asked.corruption.strength:
+                self._verify_reached(phase, met)
+        if self._strongest() and stats.elements and not stats.changed:
+            raise NoEffectError(
+                f"{asked.corruption.kind} of strength {asked.corruption.strength:g} reached {stats.elements} values "
+                "and changed none of them: it lies below what the number format resolves, or the fault leaves these "
+                "values as they are. Use a larger strength, or strength 0 for a control."
+            )
+
+    def _strongest(self) -> float:
+        asked = self.injection
+        sites = [site for phase in asked.phases for site in self.stats.by_site(phase)]
+        base = asked.corruption.strength
+        return max((asked.scaling.strength(base, site.layer, site.operator) for site in sites), default=0.0)
+
+    def _verify_reached(self, phase: str, met: set[str]) -> None:
+        sites = self.stats.by_site(phase)
+        asked = self.injection
+        fired = {site.operator for site in sites}
+        missing = [name for name in asked.operators or () if name not in fired]
+        layers = [i for i in asked.layers or () if i not in {site.layer for site in sites}]
+        if sites and not missing and not layers:
+            return
+        if phase == "backward" and not sites:
+            raise NeverFiredError(
+                "backward noise was selected and no gradient passed: no backward ran, or nothing there needs gradients."
+            )
+        what = f"operator {', '.join(missing)}" if missing else f"layer {layers}" if layers else "no selected operator"
+        raise NeverFiredError(
+            f"{what} was selected for {phase} and never fired. Operators met in this model: "
+            f"{', '.join(sorted(met)) or 'none'}. Fused or custom kernels hide operators: load the model with "
+            "attn_implementation='sdpa' or 'eager', and see noisescope.sites(model)."
+        )

@@ -1,0 +1,75 @@
+"""Puts the corruptions of a plan on a tensor and tells the tally what became of it.
+
+The tensor may be written in place; whether that is safe for autograd is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from noisescope.inject import native
+from noisescope.inject.active import Charge
+from noisescope.inject.keyed import Draw, mix
+from noisescope.inject.kinds import Call, Product
+from noisescope.inject.landing import corrupt
+
+# Above this strength float32 keeps relative noise as asked; below it, it is landed on the grid like in short formats.
+_RESOLVED = 64 * torch.finfo(torch.float32).eps
+_NATIVE: dict[str, tuple[native.Shape, bool]] = {
+    "relative_gaussian": ("gaussian", True),
+    "absolute_gaussian": ("gaussian", False),
+    "relative_uniform": ("uniform", True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Which call of an operator this is.
+
+    `numbers` holds the pass for each charge, `counts` how many injections the call stands for: 0 where it repeats a
+    call that was counted, in a recomputation or for a further operand.
+    """
+
+    phase: str
+    numbers: tuple[int, ...]
+    ordinal: int
+    operand: int = 0
+    counts: int = 1
+    product: Callable[[], Product | None] | None = None
+
+
+def apply(tensor: Tensor, charges: tuple[Charge, ...], moment: Moment) -> Tensor:
+    """The tensor after all charges, changed in place."""
+    for charge, number in zip(charges, moment.numbers, strict=True):
+        charge.active.stats.count(charge.site, moment.phase, moment.counts, tensor.numel())
+        if charge.strength and tensor.is_floating_point() and tensor.numel():
+            _apply_one(tensor, charge, number, moment)
+    return tensor
+
+
+def _apply_one(tensor: Tensor, charge: Charge, number: int, moment: Moment) -> None:
+    corruption, stats = charge.active.injection.corruption, charge.active.stats
+    key = charge.call_key(number, moment.ordinal, moment.operand)
+    shape = _NATIVE.get(corruption.kind)
+    if shape and not corruption.params and _native_fits(tensor, charge.strength):
+        stats.landed(charge.site, moment.phase, native.perturb_(tensor, key, charge.strength, *shape))
+        return
+    # A stuck part of the machine is the same part in every pass and every call.
+    fixed = Draw(mix(charge.key, moment.operand))
+    with torch.no_grad():
+        product = moment.product() if moment.product is not None else None
+        before = tensor.detach()
+        after = corrupt(before, corruption, charge.strength, Call(Draw(key), fixed, product))
+        stats.moved(charge.site, moment.phase, before, after)
+        # Not `detach`: it shares the version counter, and autograd would take the change for the user's mistake.
+        tensor.data.copy_(after)
+
+
+def _native_fits(tensor: Tensor, strength: float) -> bool:
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or not native.available():
+        return False
+    return tensor.dtype is torch.bfloat16 or (tensor.dtype is torch.float32 and strength >= _RESOLVED)

@@ -1,0 +1,139 @@
+"""Which torch functions compute which operator, and which of their operands carry a gradient out of it.
+
+One row per spelling. What is not in the table is not an operator; a norm or activation that a model writes out by
+hand has no function here and is recognised by its module instead (`Layout.written_out`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from noisescope.core.vocabulary import PRODUCTS
+from noisescope.inject.kinds import Product
+
+Function = Callable[..., Any]
+
+_SPELLINGS: dict[str, tuple[Any, ...]] = {
+    "linear": (F.linear, getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None)),
+    "matmul": (
+        torch.matmul,
+        Tensor.matmul,
+        Tensor.__matmul__,
+        Tensor.__rmatmul__,
+        torch.linalg.matmul,
+        torch.mm,
+        torch.spmm,
+        Tensor.mm,
+        torch.mv,
+        Tensor.mv,
+        torch.addmm,
+        Tensor.addmm,
+        Tensor.addmm_,
+        torch.addmv,
+        Tensor.addmv,
+        torch.einsum,
+        torch.tensordot,
+        torch.inner,
+        Tensor.inner,
+    ),
+    "bmm": (torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, Tensor.baddbmm_),
+    "attention": (F.scaled_dot_product_attention,),
+    "softmax": (torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax),
+    "silu": (F.silu,),
+    "gelu": (F.gelu,),
+    "layer_norm": (F.layer_norm, torch.layer_norm),
+    "rms_norm": (F.rms_norm, torch.rms_norm),
+}
+
+OPERATOR_OF: dict[Function, str] = {
+    function: operator for operator, functions in _SPELLINGS.items() for function in functions if function is not None
+}
+
+
+def _open(function: Any) -> Function:
+    """A copy of a torch function that does not offer itself to modes, so that only the operators inside it do."""
+    names = {**function.__globals__, "has_torch_function": lambda *_: False}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+
+
+# Functions that hide several operators, and what to run instead so that the operators are seen.
+COMPOSITES: dict[Function, Function] = {F.multi_head_attention_forward: _open(F.multi_head_attention_forward)}
+
+# Their backward reads their own output, so the output must not be changed under autograd's feet.
+KEEPS_OUTPUT = frozenset({"softmax", "attention"})
+
+# Positions of the operands whose gradients leave the operator: the input and the weight, not the bias.
+_OPERANDS: dict[str, tuple[int, ...]] = {
+    "linear": (0, 1),
+    "matmul": (0, 1),
+    "bmm": (0, 1),
+    "attention": (0, 1, 2),
+    "softmax": (0,),
+    "silu": (0,),
+    "gelu": (0,),
+    "layer_norm": (0, 2),
+    "rms_norm": (0, 2),
+}
+_WITH_ADDEND = frozenset(
+    {torch.addmm, Tensor.addmm, Tensor.addmm_, torch.addmv, Tensor.addmv, torch.baddbmm, Tensor.baddbmm}
+    | {Tensor.baddbmm_}
+)
+_BY_NAME: dict[str, tuple[str, ...]] = {
+    "linear": ("input", "weight"),
+    "matmul": ("input", "other", "mat1", "mat2", "mat", "vec"),
+    "bmm": ("input", "mat2", "batch1", "batch2"),
+    "attention": ("query", "key", "value"),
+    "softmax": ("input",),
+    "silu": ("input",),
+    "gelu": ("input",),
+    "layer_norm": ("input", "weight"),
+    "rms_norm": ("input", "weight"),
+}
+
+
+def is_product(function: Function, args: tuple[Any, ...]) -> bool:
+    """False for an einsum over a single operand, which multiplies nothing."""
+    return function is not torch.einsum or len(args) > 2 or (len(args) == 2 and isinstance(args[1], list | tuple))
+
+
+def map_operands(
+    operator: str, function: Function, call: tuple[tuple[Any, ...], dict[str, Any]], change: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call with `change` applied to every operand whose gradient leaves the operator."""
+    args, kwargs = call
+    named = _BY_NAME[operator]
+    kwargs = {k: change(v) if k in named and isinstance(v, Tensor) else v for k, v in kwargs.items()}
+    if function is torch.einsum:
+        return tuple(_change_tensors(a, change) for a in args), kwargs
+    chosen = (1, 2) if function in _WITH_ADDEND else _OPERANDS[operator]
+    return tuple(change(a) if i in chosen and isinstance(a, Tensor) else a for i, a in enumerate(args)), kwargs
+
+
+def _change_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_change_tensors(v, change) for v in value)
+    return value
+
+
+def product_of(operator: str, function: Function, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Product | None:
+    """The product behind a call, for kinds that compute it anew; None where it cannot be taken apart."""
+    args, kwargs = call
+    if function is F.linear:
+        bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
+        return Product.of_linear(args[0], kwargs.get("weight", args[1] if len(args) > 1 else None), bias)
+    if operator not in PRODUCTS or function is torch.einsum or kwargs or len(args) > 3:
+        return None
+    if function in _WITH_ADDEND:
+        return Product.of_linear(args[1], args[2].transpose(-2, -1), args[0])
+    if len(args) != 2:
+        return None
+    reverse = function is Tensor.__rmatmul__
+    return Product.of_matmul(args[1], args[0]) if reverse else Product.of_matmul(args[0], args[1])

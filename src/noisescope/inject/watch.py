@@ -1,0 +1,137 @@
+"""Follows one model through its modules and passes, and resolves what happens to each operator there.
+
+It holds the state; hooks, modes and compiled graphs feed it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from noisescope.core.layout import Layout
+from noisescope.inject.active import Active, Charge, Plan
+from noisescope.inject.where import Memo, Pass, Place, Position, first_tensor, in_backward
+
+_NAMES = itertools.count()
+_LIVE: weakref.WeakValueDictionary[str, Watch] = weakref.WeakValueDictionary()
+
+
+class Watch:
+    """The places of a model, the injections that act on it, and where each thread is in it."""
+
+    def __init__(self, outside: Place | None = None) -> None:
+        self.name = f"watch{next(_NAMES)}"
+        _LIVE[self.name] = self
+        # Where operators run that are in no module at all; None leaves them alone.
+        self.outside = outside
+        self.places: list[Place] = []
+        self.modules: list[weakref.ref[nn.Module]] = []
+        self.layers = 0
+        self.actives: tuple[Active, ...] = ()
+        self.here = Position()
+        self.memo = Memo()
+        self.called = False
+        self.epoch = 0
+        # Whether passes that were begun without gradients, such as evaluation and generation, stay clean.
+        self.training_only = False
+
+    def learn(self, model: nn.Module, layout: Layout) -> None:
+        """Add the places of a model."""
+        for path, module in model.named_modules():
+            self.places.append(Place(len(self.places), path, layout))
+            self.modules.append(weakref.ref(module))
+        self.layers += len(layout.layers)
+
+    def replan(self) -> None:
+        """Forget every resolved plan; needed when what is injected has changed."""
+        for place in self.every_place:
+            place.plans.clear()
+
+    @property
+    def every_place(self) -> list[Place]:
+        """The places of the modules, and the one outside them."""
+        return [*self.places, self.outside] if self.outside else self.places
+
+    @property
+    def met(self) -> set[str]:
+        """Operators that ran at any place since the last change of what is injected."""
+        return {operator for place in self.every_place for operator in place.plans}
+
+    def plan(self, place: Place, operator: str) -> Plan | None:
+        """What happens to an operator at a place; None if nothing does."""
+        try:
+            found: Plan | None = place.plans[operator]
+        except KeyError:
+            forward = tuple(c for a in self.actives if (c := a.charge(place, operator, "forward")) is not None)
+            backward = tuple(c for a in self.actives if (c := a.charge(place, operator, "backward")) is not None)
+            found = place.plans[operator] = Plan(forward, backward) if forward or backward else None
+        return found
+
+    def place_now(self) -> Place | None:
+        """The module that this thread is in."""
+        places = self.here.places
+        return places[-1] if places else self.outside
+
+    def awake(self) -> bool:
+        """Whether the pass that this thread is in is one to inject into."""
+        if not self.training_only:
+            return True
+        now = self.here.current
+        return torch.is_grad_enabled() if now is None else now.learning
+
+    def numbers(self, charges: tuple[Charge, ...]) -> tuple[int, ...]:
+        """For each charge, the pass that this thread is in, counted from the first that its injection saw."""
+        now = self.here.current
+        if now is None:
+            return (0,) * len(charges)
+        first = self.here.first
+        return tuple(now.number - first.get((c.active.serial, now.top), 0) for c in charges)
+
+    def enter(self, place: Place, args: tuple[Any, ...]) -> None:
+        """A module begins to run."""
+        here = self.here
+        if here.epoch != self.epoch:
+            here.restart(self.epoch)
+        tensor = first_tensor(args)
+        if here.places and here.places[0] is place:
+            # A trace that was given up left its modules behind.
+            here.places.clear()
+        if not here.places:
+            self.called = True
+            here.current = self._recomputed(place, tensor) if in_backward() else self._new_pass(place)
+        here.places.append(place)
+        if tensor is not None and here.current is not None and not here.current.recomputing:
+            self.memo.note(place, tensor, here.current.number)
+
+    def leave(self, place: Place) -> None:
+        """A module has run, or has raised."""
+        here = self.here
+        while here.places and here.places.pop() is not place:
+            pass
+        if not here.places:
+            here.current = None
+
+    def _new_pass(self, place: Place) -> Pass:
+        number = self.here.passes.get(place.index, 0)
+        self.here.passes[place.index] = number + 1
+        self.memo.latest = number
+        for active in self.actives:
+            self.here.first.setdefault((active.serial, place.index), number)
+        return Pass(number, place.index, learning=torch.is_grad_enabled())
+
+    def _recomputed(self, place: Place, tensor: Any) -> Pass:
+        here = self.here
+        number = self.memo.recall(place, tensor)
+        if number is None:
+            number = here.recalled.get(place.layer, self.memo.latest)
+        here.recalled[place.layer] = number
+        return Pass(number, place.index, recomputing=True)
+
+
+def by_name(name: str) -> Watch | None:
+    """The live watch of that name."""
+    return _LIVE.get(name)

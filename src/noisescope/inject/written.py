@@ -1,0 +1,42 @@
+"""Operators that a module writes out by hand: injected at the module's border instead of at a torch function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from noisescope.inject.tap import Outlets, land
+from noisescope.inject.watch import Watch
+from noisescope.inject.where import Place
+
+
+def open_written_out(watch: Watch, place: Place, operator: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments of the module with an outlet on its input; None leaves them as they are."""
+    plan, now = watch.plan(place, operator), watch.here.current
+    if plan is None or now is None:
+        return None
+    outlets = Outlets(watch, place, operator, plan)
+    if not outlets.needed:
+        return None
+    now.outlets[place.index] = outlets
+    return tuple(outlets(a) if isinstance(a, Tensor) else a for a in args)
+
+
+def with_weight_outlets(watch: Watch, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a call inside the module, with outlets on the parameters among them."""
+    now, place = watch.here.current, watch.place_now()
+    outlets = now.outlets.get(place.index) if now is not None and place is not None else None
+    if outlets is None:
+        return args
+    return tuple(outlets(a) if isinstance(a, nn.Parameter) else a for a in args)
+
+
+def close_written_out(watch: Watch, place: Place, operator: str, out: Any) -> Any:
+    """The output of the module after the injections."""
+    plan = watch.plan(place, operator)
+    if watch.here.current is not None:
+        watch.here.current.outlets.pop(place.index, None)
+    if plan is None or not plan.forward or not isinstance(out, Tensor):
+        return out
+    return land(watch, place, operator, plan, out)

@@ -1,0 +1,95 @@
+"""Joins a model to an injection: what `noisescope.inject` and `noisescope.sites` do."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from noisescope.core.errors import BadInputError
+from noisescope.core.records import Corruption, Injection, Site, noise
+from noisescope.core.vocabulary import OPERATORS
+from noisescope.inject.active import Active
+from noisescope.inject.instrument import Instrument
+from noisescope.inject.tally import Tally
+from noisescope.model.layout import layout_of
+from noisescope.model.sample import sample_batch
+
+_INSTRUMENTS: weakref.WeakKeyDictionary[nn.Module, Instrument] = weakref.WeakKeyDictionary()
+
+
+def inject(
+    model: nn.Module,
+    corruption: Corruption,
+    *,
+    layers: int | Iterable[int | None] | None = None,
+    operators: str | Iterable[str] | None = None,
+    phases: str | Iterable[str] = ("forward",),
+    seed: int = 0,
+) -> Injecting:
+    """Inject a corruption into a model inside a `with` block; the block's value is the handle with the statistics.
+
+    `layers` are indices of the model's layers (None among them is all that lies outside), `operators` names such as
+    "linear" or "softmax"; left out, they mean all. Leaving the block raises NeverFiredError if something that was
+    selected was never reached, and NoEffectError if injections were made and not one value changed.
+    """
+    asked = Injection.of(corruption, layers=layers, operators=operators, phases=phases, seed=seed)
+    return Injecting(model, asked)
+
+
+class Injecting:
+    """One injection into one model, as a context manager and as the handle it gives."""
+
+    def __init__(self, model: nn.Module, injection: Injection, *, strict: bool = True) -> None:
+        self.injection = injection
+        self.instrument = instrument_of(model)
+        self.strict = strict
+        self._active = Active(injection)
+        self._active.check_layers(self.instrument.layers)
+
+    @property
+    def stats(self) -> Tally:
+        """What was injected so far."""
+        return self._active.stats
+
+    def __enter__(self) -> Injecting:
+        self._active.stats.reset()
+        self._active.runs.clear()
+        self.instrument.start(self._active)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        met, called = self.instrument.met, self.instrument.called
+        self.instrument.stop(self._active)
+        if kind is None and self.strict:
+            self._active.verify(met, called)
+
+
+def instrument_of(model: nn.Module) -> Instrument:
+    """The instrument of a model; a compiled model shares that of the module it was made from."""
+    if not isinstance(model, nn.Module):
+        raise BadInputError(f"model {type(model).__name__}: expected a torch.nn.Module.")
+    model = getattr(model, "_orig_mod", model)
+    if model not in _INSTRUMENTS:
+        instrument = _INSTRUMENTS[model] = Instrument()
+        instrument.attach(model, layout_of(model))
+    return _INSTRUMENTS[model]
+
+
+def sites(model: nn.Module) -> list[Site]:
+    """Every place of the model that an injection can reach, in the order in which they run on a sample input."""
+    look = Injection(noise(scale=0.0), operators=OPERATORS)
+    was_training = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad(), Injecting(model, look, strict=False) as handle:
+            model(**sample_batch(model))
+    finally:
+        for module, training in was_training.items():
+            module.training = training
+    return list(handle.stats.by_site())

@@ -43,7 +43,8 @@ class Active:
     injection: Injection
     stats: Tally = field(default_factory=Tally)
     serial: int = field(default_factory=lambda: next(_SERIAL))
-    runs: dict[int, int] = field(default_factory=dict)
+    # How often each operator call of a compiled graph has run.
+    runs: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     def charge(self, place: Place, operator: str, phase: str) -> Charge | None:
         """What happens at this place in this phase; None where nothing was asked for."""

@@ -9,7 +9,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from noisescope.core.layout import Layout
 from noisescope.inject import traced
 from noisescope.inject.active import Active
 from noisescope.inject.mode import TapMode, is_pushed, pop_mode, push_mode
+from noisescope.inject.ops import learn_registered
 from noisescope.inject.watch import Watch
 from noisescope.inject.where import Place
 from noisescope.inject.written import close_written_out, open_written_out
@@ -49,6 +50,8 @@ class Instrument(Watch):
 
     def start(self, active: Active) -> None:
         """Switch an injection on, and watch the operators of this thread."""
+        learn_registered()
+        self.mode.anchors = ()
         with self._lock:
             if not self.actives:
                 self.epoch = next(_EPOCHS)
@@ -104,7 +107,7 @@ class Instrument(Watch):
             self._hooks[place.index] = before, after
             # Under the same number each time: compiled graphs are guarded by it, and a new one would recompile.
             module._forward_pre_hooks[self._number] = before
-            module._forward_pre_hooks.move_to_end(self._number, last=False)
+            cast(OrderedDict[int, Hook], module._forward_pre_hooks).move_to_end(self._number, last=False)
             module._forward_hooks[self._number] = after
             module._forward_hooks_always_called[self._number] = True
 
@@ -119,13 +122,15 @@ class Instrument(Watch):
 def _make_hooks(instrument: Instrument, place: Place) -> tuple[Hook, Hook]:
     def before(module: Any, args: tuple[Any, ...]) -> Any:
         if torch.compiler.is_compiling():
-            traced.enter(module._noisescope_place)
-            return None
+            mark = module._noisescope_place
+            instrument.mode.anchors = (*instrument.mode.anchors, mark)
+            return traced.open_written_out(mark, args)
         return instrument.before(place, args)
 
     def after(module: Any, args: tuple[Any, ...], out: Any) -> Any:
         if torch.compiler.is_compiling():
-            return traced.close(module._noisescope_place, out)
+            instrument.mode.anchors = instrument.mode.anchors[:-1]
+            return traced.close_written_out(module._noisescope_place, out)
         return instrument.after(place, out)
 
     return before, after

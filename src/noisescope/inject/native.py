@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import hashlib
 import math
 import os
@@ -152,14 +153,13 @@ def _found_once() -> _Kernel | str:
     problem = "no C compiler: none of CC, cc, gcc, clang was found"
     try:
         source = SOURCE.read_bytes()
-        for compiler in _compilers():
-            for flags in ((*FLAGS, *TUNING), FLAGS):
-                kernel = _built(compiler, flags, source)
-                if isinstance(kernel, _Kernel):
-                    return kernel
-                problem = kernel
     except OSError as error:
-        problem = str(error)
+        return str(error)
+    for compiler, flags in itertools.product(_compilers(), ((*FLAGS, *TUNING), FLAGS)):
+        kernel = _built(compiler, flags, source)
+        if isinstance(kernel, _Kernel):
+            return kernel
+        problem = kernel
     return problem
 
 
@@ -250,16 +250,16 @@ def _file_identity(path: str) -> tuple[str, int, int]:
     return str(real), status.st_size, status.st_mtime_ns
 
 
+_TELLING = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU ")
+
+
 def _processor() -> str:
     """The model and features of the first processor: what -march=native depends on."""
     lines = [platform.machine()]
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as cpuinfo:
-            for line in cpuinfo:
-                if not line.strip():
-                    break
-                if line.startswith(("vendor_id", "cpu family", "model", "flags", "Features", "CPU ")):
-                    lines.append(line)
+            first = itertools.takewhile(str.strip, cpuinfo)
+            lines += [line for line in first if line.startswith(_TELLING)]
     except OSError:
         lines.append(platform.processor())
     return "".join(lines)

@@ -56,6 +56,18 @@ OPERATOR_OF: dict[Function, str] = {
 }
 
 
+# Operators that a library registers with torch under a name of its own, when it is imported.
+_REGISTERED = {("transformers", "grouped_mm_fallback"): "linear"}
+
+
+def learn_registered() -> None:
+    """Add the operators of the libraries that are loaded by now."""
+    for (library, name), operator in _REGISTERED.items():
+        function = getattr(getattr(torch.ops, library), name, None)
+        if function is not None:
+            OPERATOR_OF[function] = operator
+
+
 def _open(function: Any) -> Function:
     """A copy of a torch function that does not offer itself to modes, so that only the operators inside it do."""
     names = {**function.__globals__, "has_torch_function": lambda *_: False}
@@ -105,14 +117,17 @@ def is_product(function: Function, args: tuple[Any, ...]) -> bool:
 def map_operands(
     operator: str, function: Function, call: tuple[tuple[Any, ...], dict[str, Any]], change: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with `change` applied to every operand whose gradient leaves the operator."""
+    """The call with `change` applied to every operand whose gradient leaves the operator, in a fixed order.
+
+    The order is that of the operator's signature, so that an operand has one number however it is passed.
+    """
     args, kwargs = call
-    named = _BY_NAME[operator]
-    kwargs = {k: change(v) if k in named and isinstance(v, Tensor) else v for k, v in kwargs.items()}
     if function is torch.einsum:
         return tuple(_change_tensors(a, change) for a in args), kwargs
     chosen = (1, 2) if function in _WITH_ADDEND else _OPERANDS[operator]
-    return tuple(change(a) if i in chosen and isinstance(a, Tensor) else a for i, a in enumerate(args)), kwargs
+    args = tuple([change(a) if i in chosen and isinstance(a, Tensor) else a for i, a in enumerate(args)])
+    named = [name for name in _BY_NAME[operator] if isinstance(kwargs.get(name), Tensor)]
+    return args, {**kwargs, **{name: change(kwargs[name]) for name in named}}
 
 
 def _change_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -127,8 +142,8 @@ def product_of(operator: str, function: Function, call: tuple[tuple[Any, ...], d
     """The product behind a call, for kinds that compute it anew; None where it cannot be taken apart."""
     args, kwargs = call
     if function is F.linear:
-        bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
-        return Product.of_linear(args[0], kwargs.get("weight", args[1] if len(args) > 1 else None), bias)
+        named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        return Product.of_linear(named["input"], named["weight"], named.get("bias"))
     if operator not in PRODUCTS or function is torch.einsum or kwargs or len(args) > 3:
         return None
     if function in _WITH_ADDEND:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -126,6 +126,6 @@ def land(
     counts = 0 if now is not None and now.recomputing else 1
     moment = Moment("forward", watch.numbers(plan.forward), ordinal, 0, counts, product)
     if out.requires_grad and operator in KEEPS_OUTPUT:
-        landed: Tensor = StraightThrough.apply(out, lambda y: apply(y, plan.forward, moment))
+        landed: Tensor = cast(Any, StraightThrough).apply(out, lambda y: apply(y, plan.forward, moment))
         return landed
     return apply(out, plan.forward, moment)

@@ -1,30 +1,33 @@
 """Injection inside `torch.compile`: the same taps as in eager mode, with everything that varies left to run time.
 
-While a model is traced, the modules that run are followed as in eager mode and each operator call gets the number of
-its site. The graph then holds that number alone: seed, strength and selection are looked up when the graph runs, so
-changing them recompiles nothing. Attention is always taken apart here, so that selecting its softmax recompiles
-nothing either. Checkpointing inside a compiled model is refused: its recomputation cannot be told from a new call.
+While a model is traced, its modules write where they are into the mode's `anchors`, and each operator call gets the
+number of its site. The graph holds that number alone: seed, strength and selection are looked up when it runs, so
+changing them recompiles nothing. Since anchors are read from the mode, a graph is guarded by the module it was traced
+for. Attention is always taken apart here, so that selecting its softmax recompiles nothing either. Checkpointing
+inside a compiled model is refused: its recomputation cannot be told from a new call.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._guards import CompileContext
 
 from noisescope.core.errors import CannotCompileError
 from noisescope.inject.active import Charge
 from noisescope.inject.apply import Moment, apply
 from noisescope.inject.attention import unfused_attention
 from noisescope.inject.ops import is_product, map_operands
-from noisescope.inject.tap import ends_attention
 from noisescope.inject.watch import Watch, by_name
-from noisescope.inject.where import Pass, Place
+from noisescope.inject.where import Place, in_backward
 
 Function = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -38,106 +41,174 @@ class Spot:
 
 
 _SPOTS: list[Spot] = []
-_NUMBER_OF: dict[tuple[str, int, str, int], int] = {}
+_NUMBER_OF: dict[tuple[str, str, int], int] = {}
 NOWHERE = -1
 
 
+def while_tracing(function: F) -> F:
+    """Run a function when a graph is traced, and put its result in the graph as a constant."""
+    return cast(F, torch.compiler.assume_constant_result(function))
+
+
+@dataclass
+class _Trace:
+    """What is counted while one graph is traced; a new attempt counts anew."""
+
+    attempt: object = None
+    ordinals: dict[tuple[str, str], int] = field(default_factory=dict)
+    softmax_at: str = ""
+    operands: dict[int, int] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+
+
+class _Thread(threading.local):
+    trace = _Trace()
+
+
+_HERE = _Thread()
+
+
+def _trace() -> _Trace:
+    attempt = CompileContext.current_trace_id()
+    if attempt != _HERE.trace.attempt:
+        _HERE.trace = _Trace(attempt)
+    return _HERE.trace
+
+
 def _place(mark: str) -> tuple[Watch, Place]:
-    name, index = mark.split(":")
+    name, _, index = mark.partition(":")
     watch = by_name(name)
     if watch is None:
         raise CannotCompileError("the model carries the mark of an injection that is gone; call torch.compile anew.")
+    watch.traced = True
     return watch, watch.places[int(index)]
 
 
-@torch.compiler.assume_constant_result
-def enter(mark: str) -> int:
-    """While tracing: a module begins to run."""
-    watch, place = _place(mark)
-    here = watch.here
-    if here.epoch != watch.epoch:
-        here.restart(watch.epoch)
-    if place in here.places:
-        # Tracing was restarted: what was entered before belongs to the attempt that was given up.
-        del here.places[here.places.index(place) :]
-        _forget_ordinals(here.current, place)
-    if not here.places:
-        here.current = Pass(0, place.index)
-    here.places.append(place)
-    return 0
+@while_tracing
+def refuse(name: str) -> int:
+    """While tracing: stop at a function that hides the operators inside it from the trace."""
+    raise CannotCompileError(
+        f"{name} hides its operators from the trace, so a compiled model would run without the noise that was asked "
+        "for. Run this model uncompiled, or without activation checkpointing."
+    )
 
 
-def _forget_ordinals(now: Pass | None, place: Place) -> None:
-    if now is not None:
-        now.ordinals = {key: n for key, n in now.ordinals.items() if key[0] < place.index}
+@while_tracing
+def begin(mark: str, operator: str) -> int:
+    """While tracing: the number of an operator call in the module of that mark."""
+    if not mark:
+        return NOWHERE
+    _, place = _place(mark)
+    if place.passed_over:
+        return NOWHERE
+    return _number(mark, "linear" if place.linear and operator == "matmul" else operator)
 
 
-@torch.compiler.assume_constant_result
-def leave(mark: str) -> int:
-    """While tracing: a module has run. Returns the number of the operator that it writes out, if it does."""
-    watch, place = _place(mark)
-    number = _number(watch, place, place.written_out) if place.written_out else NOWHERE
-    watch.leave(place)
+@while_tracing
+def finish(mark: str, number: int) -> int:
+    """While tracing: the number of the attention that this operator call completes, if it does."""
+    trace, operator = _trace(), _SPOTS[number].operator
+    if operator == "softmax":
+        trace.softmax_at = mark
+    if operator not in ("matmul", "bmm") or trace.softmax_at != mark:
+        return NOWHERE
+    trace.softmax_at = ""
+    return _number(mark, "attention")
+
+
+@while_tracing
+def opened(mark: str) -> int:
+    """While tracing: a module begins; the number of the operator that it writes out, if it does."""
+    _, place = _place(mark)
+    if not place.written_out:
+        return NOWHERE
+    number = _trace().written[mark] = _number(mark, place.written_out)
     return number
 
 
-@torch.compiler.assume_constant_result
-def begin(name: str, operator: str) -> int:
-    """While tracing: the number of an operator call at the place where the trace is now."""
-    watch = by_name(name)
-    place = None if watch is None else watch.place_now()
-    if watch is None or place is None or place.passed_over:
-        return NOWHERE
-    return _number(watch, place, "linear" if place.linear and operator == "matmul" else operator)
+@while_tracing
+def inside(mark: str) -> int:
+    """While tracing: the number of the operator that the running module writes out, if it does."""
+    return _trace().written.get(mark, NOWHERE)
 
 
-@torch.compiler.assume_constant_result
-def finish(name: str, number: int) -> int:
-    """While tracing: the number of the attention that this operator call completes, if it does."""
-    watch, spot = by_name(name), _SPOTS[number]
-    if watch is None or not ends_attention(watch, spot.place, spot.operator):
-        return NOWHERE
-    return _number(watch, spot.place, "attention")
+@while_tracing
+def next_operand(number: int) -> int:
+    """While tracing: counts the operands of one operator call."""
+    operands = _trace().operands
+    operands[number] = operands.get(number, -1) + 1
+    return operands[number]
 
 
-def _number(watch: Watch, place: Place, operator: str) -> int:
-    ordinal = watch.here.ordinal(place, operator)
-    key = (watch.name, place.index, operator, ordinal)
+def _number(mark: str, operator: str) -> int:
+    watch, place = _place(mark)
+    ordinals = _trace().ordinals
+    ordinal = ordinals[mark, operator] = ordinals.get((mark, operator), -1) + 1
+    key = (mark, operator, ordinal)
     if key not in _NUMBER_OF:
         _NUMBER_OF[key] = len(_SPOTS)
         _SPOTS.append(Spot(watch.name, place, operator, ordinal))
     return _NUMBER_OF[key]
 
 
-def tap(name: str, operator: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def tap(mark: str, operator: str, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """While tracing: one operator call with its outlets and the change of its output."""
     if not is_product(function, args):
         return function(*args, **kwargs)
-    number = begin(name, operator)
+    number = begin(mark, operator)
     if number == NOWHERE:
         return function(*args, **kwargs)
     if operator == "attention":
-        return land(unfused_attention(_inner(name), args, kwargs), number)
+        return land(unfused_attention(_inner(mark), args, kwargs), number)
     if torch.is_grad_enabled():
-        args, kwargs = map_operands(operator, function, (args, kwargs), Outlets(number))
+        args, kwargs = map_operands(operator, function, (args, kwargs), outlets_of(number))
     out = land(function(*args, **kwargs), number)
-    whole = finish(name, number)
+    whole = finish(mark, number)
     return out if whole == NOWHERE else land(out, whole)
 
 
-def _inner(name: str) -> Function:
+def _inner(mark: str) -> Function:
     def inner(operator: str, function: Function, *args: Any, **kwargs: Any) -> Any:
-        number = begin(name, operator)
+        number = begin(mark, operator)
         if torch.is_grad_enabled():
-            args, kwargs = map_operands(operator, function, (args, kwargs), Outlets(number))
+            args, kwargs = map_operands(operator, function, (args, kwargs), outlets_of(number))
         return land(function(*args, **kwargs), number)
 
     return inner
 
 
-def close(mark: str, out: Any) -> Any:
-    """While tracing: a module has run; the change of its output if it writes an operator out."""
-    number = leave(mark)
+def outlets_of(number: int) -> Callable[[Any], Any]:
+    """Puts an outlet on each operand of one call that needs a gradient; the first one counts the call."""
+
+    def outlet(operand: Any) -> Any:
+        if not isinstance(operand, Tensor) or not operand.requires_grad:
+            return operand
+        return cast(Any, TracedOutlet).apply(operand, number, next_operand(number))
+
+    return outlet
+
+
+def open_written_out(mark: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """While tracing: the arguments of a module that writes its operator out, with outlets; None leaves them."""
+    number = opened(mark)
+    if number == NOWHERE or not torch.is_grad_enabled():
+        return None
+    outlet = outlets_of(number)
+    return tuple([outlet(a) for a in args])
+
+
+def with_weight_outlets(mark: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """While tracing: the arguments of a call inside such a module, with outlets on its parameters."""
+    number = inside(mark)
+    if number == NOWHERE:
+        return args
+    outlet = outlets_of(number)
+    return tuple([outlet(a) if isinstance(a, nn.Parameter) else a for a in args])
+
+
+def close_written_out(mark: str, out: Any) -> Any:
+    """While tracing: the output of such a module; None leaves it."""
+    number = inside(mark)
     return None if number == NOWHERE else land(out, number)
 
 
@@ -149,21 +220,6 @@ def land(out: Any, number: int) -> Any:
         return torch.ops.noisescope.corrupt(out, number)
     torch.ops.noisescope.corrupt_(out, number)
     return out
-
-
-class Outlets:
-    """Puts an outlet on each operand of one call that needs a gradient; the first one counts the call."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.operand = 0
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        out: Tensor = TracedOutlet.apply(tensor, self.number, self.operand)
-        self.operand += 1
-        return out
 
 
 class TracedOutlet(torch.autograd.Function):
@@ -186,6 +242,11 @@ def _run(tensor: Tensor, number: int, phase: str, operand: int = 0) -> None:
     watch = by_name(spot.watch)
     if watch is None:
         return
+    if phase == "forward" and in_backward():
+        raise CannotCompileError(
+            "a compiled graph recomputes its forward inside backward: injected noise would differ between the two. "
+            "Switch activation checkpointing off, or train this model uncompiled."
+        )
     watch.called = True
     plan = watch.plan(spot.place, spot.operator)
     charges = () if plan is None else plan.forward if phase == "forward" else plan.backward
@@ -195,9 +256,9 @@ def _run(tensor: Tensor, number: int, phase: str, operand: int = 0) -> None:
 
 
 def _count_run(charge: Charge, number: int, operand: int) -> int:
-    runs, key = charge.active.runs, (number, operand, charge.key)
-    run = runs.get(key, 0)
-    runs[key] = run + 1
+    key = (number, operand, charge.key)
+    run = charge.active.runs.get(key, 0)
+    charge.active.runs[key] = run + 1
     return run
 
 

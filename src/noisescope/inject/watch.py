@@ -36,6 +36,8 @@ class Watch:
         self.memo = Memo()
         self.called = False
         self.epoch = 0
+        # Whether a compiled graph carries operators of this model.
+        self.traced = False
         # Whether passes that were begun without gradients, such as evaluation and generation, stay clean.
         self.training_only = False
 

@@ -6,6 +6,7 @@ A module is tried on a few vectors. One that calls the torch function itself nee
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +28,9 @@ class _Calls(TorchFunctionMode):
 
     seen = False
 
-    def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen = self.seen or func in _FUNCTIONS
-        return func(*args, **(kwargs or {}))  # type: ignore[operator,misc]
+        return func(*args, **(kwargs or {}))
 
 
 def find_written_out(model: nn.Module) -> tuple[tuple[str, str], ...]:
@@ -50,7 +51,7 @@ def find_written_out(model: nn.Module) -> tuple[tuple[str, str], ...]:
 
 def recognise(module: nn.Module) -> str | None:
     """The operator that a module without children writes out by hand, or None."""
-    weights = list(module.parameters())
+    weights: list[Tensor] = list(module.parameters())
     if any(w.dim() != 1 or w.is_meta for w in weights) or len(weights) > 2:
         return None
     if not weights and any(True for _ in module.buffers()):

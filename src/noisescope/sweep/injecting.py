@@ -9,7 +9,7 @@ from types import TracebackType
 import torch
 from torch import nn
 
-from noisescope.core.errors import BadInputError
+from noisescope.core.errors import BadInputError, NoisescopeError
 from noisescope.core.records import Corruption, Injection, Site, noise
 from noisescope.core.vocabulary import OPERATORS
 from noisescope.inject.active import Active
@@ -68,6 +68,17 @@ class Injecting:
         self.instrument.stop(self._active)
         if kind is None and self.strict:
             self._active.verify(met, called)
+        if error is not None and type(error).__module__.startswith("torch._dynamo"):
+            _raise_what_the_compiler_wrapped(error)
+
+
+def _raise_what_the_compiler_wrapped(error: BaseException) -> None:
+    """Raise our own refusal, if that is what the compiler met while it traced."""
+    inner = error.__cause__ or error.__context__
+    while inner is not None:
+        if isinstance(inner, NoisescopeError):
+            raise inner from None
+        inner = inner.__cause__ or inner.__context__
 
 
 def instrument_of(model: nn.Module) -> Instrument:

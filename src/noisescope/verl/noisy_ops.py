@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from noisescope.core.records import Scaling
+from noisescope.core.vocabulary import PHASES
 from noisescope.inject.tally import Counts
 from noisescope.verl.environment import settings_from
 from noisescope.verl.settings import checked_layers, checked_operators, checked_seed, layer_factors, operator_factors
@@ -127,7 +128,11 @@ def get_current_layer() -> int | None:
 
 
 def get_injection_stats() -> dict[str, Any]:
-    """Settings and totals."""
+    """Settings and totals.
+
+    `elements` were reached, `elements_compared` of them were looked at before and after; `elements_changed` and the
+    realised noise are those of the latter. In large tensors a part stands for all.
+    """
     settings, stats = BOARD.settings, BOARD.stats
     return {
         "enabled": BOARD.enabled,
@@ -137,6 +142,7 @@ def get_injection_stats() -> dict[str, Any]:
         "total_forward": stats.total_forward,
         "total_backward": stats.total_backward,
         "elements": stats.elements,
+        "elements_compared": sum(seen.measured for phase in PHASES for seen in stats.by_site(phase).values()),
         "elements_changed": stats.changed,
         "realised_relative_noise": stats.realised,
     }

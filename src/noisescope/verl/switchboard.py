@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import _global_forward_pre_hooks
+from torch.utils.hooks import RemovableHandle
 
 from noisescope.core.errors import BadInputError, LayersNotFoundError
 from noisescope.core.layout import Layout
@@ -39,7 +41,9 @@ class Switchboard:
         self.instrument = Instrument(outside=Place(-1, "", Layout()))
         self._active = Active(self.settings.injection())
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._everywhere: torch.utils.hooks.RemovableHandle | None = None
+        # One hook under one number: compiled graphs are guarded by both, and new ones would recompile.
+        self._everywhere = self._meet
+        self._number = RemovableHandle(OrderedDict()).id
         self._lock = threading.RLock()
 
     @property
@@ -66,11 +70,8 @@ class Switchboard:
         with self._lock:
             if not self.enabled:
                 self.enabled = True
-                # torch's type leaves out that such a hook may return the arguments to use.
-                self._everywhere = register_module_forward_pre_hook(self._meet)  # type: ignore[arg-type]
-                while is_pushed(self.instrument.mode):
-                    # Another thread switched off; only this one can take the mode off its own stack.
-                    pop_mode(self.instrument.mode)
+                _global_forward_pre_hooks[self._number] = self._everywhere
+                self._forget_unfinished()
                 self.instrument.start(self._active)
 
     def disable(self) -> None:
@@ -79,8 +80,14 @@ class Switchboard:
             if self.enabled:
                 self.enabled = False
                 self.instrument.stop(self._active)
-                if self._everywhere is not None:
-                    self._everywhere.remove()
+                _global_forward_pre_hooks.pop(self._number, None)
+
+    def _forget_unfinished(self) -> None:
+        """Begin afresh in this thread: another may have switched off, which leaves the mode on this one's stack."""
+        if is_pushed(self.instrument.mode):
+            pop_mode(self.instrument.mode)
+        self.instrument.here.started = 0
+        self.instrument.here.places.clear()
 
     def register(self, model: nn.Module) -> int:
         """Learn the layers of a model; returns how many it has."""

@@ -1,0 +1,39 @@
+# The two commands that a newcomer needs are `make demo` and `make test`; each sets everything up the first time.
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+RUN := $(VENV)/bin
+READY := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup demo test test-slow check bench
+
+setup: $(READY)
+
+# torch comes first and alone: what comes after is then satisfied by it, whatever build the index would rather give.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	@$(RUN)/python demo/engine.py
+
+test: $(READY)
+	@$(RUN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+# One at a time: among these are the ones that measure speed.
+test-slow: $(READY)
+	@$(RUN)/python -m pytest -m slow
+
+check: $(READY)
+	$(RUN)/ruff format --check
+	$(RUN)/ruff check
+	$(RUN)/mypy
+	$(RUN)/lint-imports
+	$(RUN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --cov --cov-report=term
+
+bench: $(READY)
+	@$(RUN)/python bench/cost.py

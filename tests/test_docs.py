@@ -1,0 +1,234 @@
+"""What the documents say holds: their code runs with the output they show, and what they name is there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
+
+import pytest
+import torch
+
+import noisescope as ns
+from noisescope.core import errors
+from noisescope.core.vocabulary import KINDS, OPERATOR_ALIASES, OPERATORS
+from noisescope.verl.environment import settings_from
+from noisescope.verl.noisy_ops import BOARD
+from noisescope.verl.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+HOUSE = ROOT / "src" / "noisescope"
+ENVIRONMENT = "docs/environment.md"
+DOCS = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+BLOCK = re.compile(
+    r"(?P<mark><!-- no-test(?:: (?P<reason>[^>]+))? -->\n)?```python\n(?P<code>.*?)```"
+    r"(?:\n\n```text\n(?P<shown>.*?)```)?",
+    re.DOTALL,
+)
+DECIMAL = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?")
+DEMO_SECONDS = 600
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks_of(name: str) -> list[re.Match[str]]:
+    return list(BLOCK.finditer(text_of(name)))
+
+
+def cells_of(name: str, first: str) -> list[list[str]]:
+    """The rows of the table whose head begins with `first`, without head and rule."""
+    lines = text_of(name).split(f"| {first} |", 1)[1].splitlines()
+    end = next((i for i, line in enumerate(lines[2:], 2) if not line.startswith("|")), len(lines))
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:end]]
+
+
+def prose_of(name: str) -> str:
+    return re.sub(r"```.*?```", "", text_of(name), flags=re.DOTALL)
+
+
+def quoted_in(name: str) -> list[str]:
+    """Everything in single backticks outside the code blocks."""
+    return re.findall(r"`([^`\n]+)`", prose_of(name))
+
+
+@pytest.fixture
+def as_found() -> Iterator[None]:
+    """The switchboard and the global random state are as before, whatever a document did to them."""
+    settings = BOARD.settings
+    with torch.random.fork_rng(devices=[]):
+        yield
+    BOARD.disable()
+    BOARD.adopt(settings)
+    BOARD.stats.reset()
+
+
+def files_with_code() -> list[object]:
+    named = [name for name in DOCS if blocks_of(name)]
+    return [
+        pytest.param(name, marks=[pytest.mark.real_model] if 'load("demo")' in text_of(name) else []) for name in named
+    ]
+
+
+@pytest.mark.usefixtures("as_found")
+@pytest.mark.parametrize("name", files_with_code())
+def test_the_code_runs_and_prints_what_is_shown(name: str) -> None:
+    namespace: dict[str, object] = {}
+    for block in blocks_of(name):
+        if block["mark"]:
+            continue
+        line = text_of(name)[: block.start("code")].count("\n")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * line + block["code"], name, "exec"), namespace)
+        assert_alike(printed.getvalue(), block["shown"] or "")
+
+
+def assert_alike(printed: str, shown: str) -> None:
+    """Equal words and whole numbers, and other numbers within 5 %: machines round differently."""
+    assert DECIMAL.sub("#", printed) == DECIMAL.sub("#", shown)
+    found, expected = ([float(x) for x in DECIMAL.findall(text)] for text in (printed, shown))
+    assert found == pytest.approx(expected, rel=0.05)
+
+
+def test_outputs_that_differ_are_told_apart() -> None:
+    assert_alike("loss 1.01 of 3\n", "loss 1.00 of 3\n")
+    for printed in ("loss 1.10 of 3\n", "loss 1.01 of 4\n", "harm 1.01 of 3\n"):
+        with pytest.raises(AssertionError):
+            assert_alike(printed, "loss 1.00 of 3\n")
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_what_is_not_run_has_a_reason(name: str) -> None:
+    assert all(block["reason"] for block in blocks_of(name) if block["mark"])
+    assert text_of(name).count("<!-- no-test") == sum(bool(block["mark"]) for block in blocks_of(name))
+
+
+def anchors_of(path: Path) -> set[str]:
+    """The anchors that the headings of a document get."""
+    heads = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_links_lead_somewhere(name: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(name)):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / file if file else ROOT / name
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_files_and_commands_that_are_named_exist(name: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+    commands = re.findall(r"\bmake (?:[A-Z]+=\S+ )*([a-z-]+)`", prose_of(name))
+    commands += re.findall(r"^make ([a-z-]+)", text_of(name), re.MULTILINE)
+    assert set(commands) <= targets
+    files = [quoted for quoted in quoted_in(name) if re.fullmatch(r"[\w./-]+\.(py|md|toml|txt|c)", quoted)]
+    assert not [file for file in files if not (ROOT / file).exists() and not (HOUSE / file).exists()]
+
+
+def resolve(dotted: str) -> object:
+    """The object behind a dotted name whose first part is a module or one of the usual short names."""
+    short = {"F": torch.nn.functional, "Tensor": torch.Tensor, "nn": torch.nn, "torch": torch, "ns": ns}
+    first, *rest = dotted.split(".")
+    if first != "noisescope":
+        return reduce(getattr, rest, short[first])
+    for end in range(len(rest), -1, -1):
+        with contextlib.suppress(ModuleNotFoundError):
+            return reduce(getattr, rest[end:], importlib.import_module(".".join(["noisescope", *rest[:end]])))
+    raise ModuleNotFoundError(dotted)
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_code_that_is_named_exists(name: str) -> None:
+    for quoted in quoted_in(name):
+        if found := re.match(r"((?:noisescope|torch|ns|nn|F|Tensor)(?:\.\w+)+)", quoted):
+            assert resolve(found[1]) is not None
+        if re.fullmatch(r"\w+Error", quoted):
+            assert hasattr(errors, quoted), quoted
+    source = "\n".join(path.read_text() for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py"))
+    constants = {quoted for quoted in quoted_in(name) if re.fullmatch(r"_?[A-Z]+(_[A-Z]+)+|[A-Z]{5,}", quoted)}
+    assert not {word for word in constants if not re.search(rf"^{word}\b", source, re.MULTILINE)} - variables_shown()
+
+
+def variables_shown() -> set[str]:
+    """Every environment variable in the tables, also as the text writes it where the prefix is plain."""
+    rows = cells_of(ENVIRONMENT, "variable | also read as | example") + cells_of(
+        ENVIRONMENT, "variable | when left out"
+    )
+    names = {name for row in rows for cell in row for name in re.findall(r"`([A-Z_]{2,})`", cell)}
+    return names | {name.removeprefix("NOISESCOPE_") for name in names}
+
+
+def variables_read() -> set[str]:
+    """Every environment variable that the source asks for."""
+    switchboard = (HOUSE / "verl" / "environment.py").read_text()
+    plain = set(re.findall(r'\((?:environ, )"([A-Z_]+)"', switchboard))
+    both = re.search(r'for name in \(("[^)]+)\)', switchboard)
+    plain |= set(re.findall(r'"([A-Z_]+)"', both[1])) if both else set()
+    shared = set(re.findall(r'"([A-Z_]+)"', re.search(r"_SHARED = \(([^)]+)\)", switchboard)[1]))
+    others = {
+        variable
+        for path in HOUSE.rglob("*.py")
+        for variable in re.findall(r'environ(?:\.get\(|\[)"([A-Z_]+)"', path.read_text())
+    }
+    return {f"NOISESCOPE_{name}" for name in plain} | {f"VERL_NOISY_OPS_{name}" for name in shared} | others
+
+
+def test_the_tables_of_variables_are_those_of_the_code() -> None:
+    shown = {name for name in variables_shown() if name.startswith(("NOISESCOPE_", "VERL_", "XDG_")) or name == "CC"}
+    assert shown == variables_read()
+
+
+@pytest.mark.parametrize("row", cells_of(ENVIRONMENT, "variable | also read as | example"), ids=lambda row: row[0])
+def test_every_switch_does_something_under_each_of_its_names(row: list[str]) -> None:
+    default = settings_from({"NOISESCOPE_ENABLED": "1"})
+    assert default == Settings()
+    example = row[2].strip("`")
+    for name in (cell.strip("`") for cell in row[:2] if cell):
+        asked = {"NOISESCOPE_ENABLED": "1", "NOISESCOPE_LAYER_SCALES": "0=0.5"} | {name: example}
+        plain = settings_from({key: value for key, value in asked.items() if key != name})
+        assert settings_from(asked) != (None if name.endswith("_ENABLED") else plain), name
+
+
+def test_the_table_of_kinds_is_the_vocabulary() -> None:
+    shown = {row[0].strip("`"): row for row in cells_of("README.md", "kind")}
+    assert list(shown) == list(KINDS)
+    for name, spec in KINDS.items():
+        _, meaning, params = shown[name]
+        assert meaning.replace("\\|", "|") == ("fault: " if spec.family == "fault" else "") + spec.meaning
+        assert re.findall(r"`(\w+)=([^`]+)`", params) == [
+            (key, repr(value).replace("'", '"')) for key, value in spec.params.items()
+        ]
+
+
+def test_the_table_of_operators_is_complete() -> None:
+    shown = [name for row in cells_of("docs/engine.md", "operator") for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(shown) == sorted(OPERATORS)
+    assert all(f"`{alias}`" in text_of("docs/engine.md") for alias in OPERATOR_ALIASES)
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"[Unreleased]: {ns.__version__}" in text_of("CHANGELOG.md")
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_the_demo_runs_to_its_end() -> None:
+    command = [sys.executable, "-W", "error", str(ROOT / "demo" / "engine.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEMO_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert "What was seen" in done.stdout
+    assert "equal to the last bit" in done.stdout
+    assert "finding the sites" in done.stderr

@@ -33,8 +33,7 @@ _HOME = {
     "noise": "noisescope.core.records",
     "sites": "noisescope.sweep.injecting",
 }
-__all__ = [*sorted(_HOME), "__version__"]
-
+__all__ = ["Corruption", "NoisescopeError", "Site", "__version__", "fault", "inject", "load", "noise", "sites"]
 
 
 class _CallableRoom(ModuleType):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import batch, make
 from torch import Tensor, nn
 
 import noisescope as ns
+from cases import batch, make
 
 BOTH = ("forward", "backward")
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from cases import CASES, batch, make
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import noisescope as ns
+from cases import CASES, batch, make
 from noisescope.core.errors import CannotCompileError
 
 BOTH = ("forward", "backward")

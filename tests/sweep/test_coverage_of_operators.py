@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from cases import CASES, GROUPED, batch, make
 from torch import Tensor, nn
 
 import noisescope as ns
+from cases import CASES, GROUPED, batch, make
 
 IMPLEMENTATIONS = ("eager", "sdpa")
 
@@ -239,4 +239,7 @@ def test_sites_lists_what_can_be_reached() -> None:
     assert ("attention", "self_attn") in layer
     assert ("rms_norm", "input_layernorm") in layer
     assert ("silu", "mlp.act_fn") in layer
-    assert [(s.operator, s.path) for s in found if s.layer is None] == [("rms_norm", "model.norm"), ("linear", "lm_head")]
+    assert [(s.operator, s.path) for s in found if s.layer is None] == [
+        ("rms_norm", "model.norm"),
+        ("linear", "lm_head"),
+    ]

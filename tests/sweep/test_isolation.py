@@ -7,11 +7,11 @@ import threading
 
 import pytest
 import torch
-from cases import CASES, batch, make
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 import noisescope as ns
+from cases import CASES, batch, make
 from noisescope.inject import native
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -74,14 +74,15 @@ def test_the_noise_that_was_asked_for_arrives_in_every_number_format(dtype: torc
         noisy = F.linear(x, weight)
     moved = (noisy.double() - clean)[clean != 0] / clean[clean != 0]
     assert noisy.dtype is dtype
-    assert float(moved.square().mean().sqrt()) == pytest.approx(scale, rel=0.1)
-    # In bfloat16 a scale of 1e-4 moves a few hundred of the half million values, each by a whole step. The statistics
-    # look at a part of a large tensor, where fifty of those moves leave an uncertainty of 7 %.
+    # In bfloat16 a scale of 1e-4 moves a few hundred of the half million values, each by a whole step.
+    assert float(moved.square().mean().sqrt()) == pytest.approx(scale, rel=0.15)
+    # The statistics look at a part of a large tensor; four standard errors of a count of rare moves.
     stats = noisy_ops.get_injection_stats()
     assert stats["elements"] == noisy.numel() >= stats["elements_compared"] > 10_000
+    doubt = max(0.05, 4 / stats["elements_changed"] ** 0.5)
     share = stats["elements_changed"] / stats["elements_compared"]
-    assert share == pytest.approx(float((noisy.double() != clean).double().mean()), rel=0.2)
-    assert stats["realised_relative_noise"] == pytest.approx(scale, rel=0.2)
+    assert share == pytest.approx(float((noisy.double() != clean).double().mean()), rel=doubt)
+    assert stats["realised_relative_noise"] == pytest.approx(scale, rel=doubt)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -197,6 +198,17 @@ def test_no_spelling_of_an_operator_escapes(spelling: str) -> None:
     assert torch.allclose(noisy, clean, rtol=0.5)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_attention_of_torch_itself_hides_nothing(training: bool) -> None:
+    """In evaluation torch would run the whole block in one kernel of its own."""
+    block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation=F.gelu, batch_first=True).train(training)
+    noisy_ops.enable_noisy_ops(all_ops_mode=True)
+    with torch.no_grad():
+        block(values(2, 5, 8))
+    forward = {"linear": 4, "matmul": 2, "softmax": 1, "gelu": 1, "layer_norm": 2}
+    assert counts() == {operator: (calls, 0) for operator, calls in forward.items()}
+
+
 def test_projections_written_as_addmm_are_linear_layers() -> None:
     model = make("gpt2").train()
     noisy_ops.set_selective_operators(["linear"])
@@ -232,17 +244,28 @@ def test_noise_lands_in_the_selected_layer_in_both_phases_with_checkpointing_too
 ) -> None:
     model = make("llama").train()
     noisy_ops.set_selective_layers([layer])
-    with noisy_ops.noisy_ops_context(0.05, all_ops_mode=True):
-        expected_loss, expected = step(model)
-    assert by_layer() == {layer: (13, 13)}
+
+    def two_losses() -> list[dict[str, Tensor]]:
+        with noisy_ops.noisy_ops_context(0.05, all_ops_mode=True):
+            # Both forwards before the first backward, as with pairs of answers.
+            losses = [model(**batch(labels=True)).loss for _ in range(2)]
+            assert not torch.equal(*losses)
+            found = []
+            for loss in reversed(losses):
+                loss.backward()
+                found.append({name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None})
+                model.zero_grad()
+        return found
+
+    expected = two_losses()
+    assert by_layer() == {layer: (26, 26)}
     noisy_ops.reset_injection_stats()
     checkpointed(model, reentrant)
-    with noisy_ops.noisy_ops_context(0.05, all_ops_mode=True):
-        loss, gradients = step(model)
-    assert by_layer() == {layer: (13, 13)}
+    gradients = two_losses()
+    assert by_layer() == {layer: (26, 26)}
     # What is computed anew in backward meets the noise of its first run, so the gradients are those of the loss.
-    assert torch.equal(loss, expected_loss)
-    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+    for of_plain, of_checkpointed in zip(expected, gradients, strict=True):
+        assert all(torch.equal(of_plain[name], of_checkpointed[name]) for name in of_plain)
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -405,6 +428,19 @@ def test_softmax_noise_is_not_normalised_away() -> None:
     assert float((noisy.sum(-1) - 1).std()) > 0.04
 
 
+def test_noise_on_a_softmax_leaves_its_gradient_that_of_the_clean_softmax() -> None:
+    def gradient() -> Tensor:
+        x = leaf(8, 8)
+        (torch.softmax(x, -1) * values(8, 8, seed=3)).sum().backward()
+        return x.grad
+
+    clean = gradient()
+    noisy_ops.set_noise_phases(forward=True, backward=False)
+    with noisy_ops.noisy_ops_context(0.3, all_ops_mode=True):
+        assert torch.equal(gradient(), clean)
+    assert noisy_ops.get_injection_stats()["elements_changed"] > 0
+
+
 @pytest.mark.parametrize(
     "run", [lambda out: torch.matmul(A, B, out=out), lambda out: torch.mm(A, B, out=out)], ids=["matmul", "mm"]
 )
@@ -531,7 +567,7 @@ def test_the_global_random_stream_is_not_touched() -> None:
     model = make("gpt2").train()
     torch.manual_seed(7)
     expected = F.dropout(torch.ones(64))
-    for kind in ("relative_gaussian", "ulp", "relative_uniform"):
+    for kind in ("relative_gaussian", "rms_gaussian", "ulp"):
         torch.manual_seed(7)
         with noisy_ops.noisy_ops_context(0.05, kind, all_ops_mode=True):
             step(model)

@@ -299,8 +299,9 @@ def test_scales_of_layers_multiply_the_base_scale_or_stand_in_its_place(absolute
 
 
 def test_scales_of_layers_and_of_operators_do_not_remove_each_other() -> None:
-    noisy_ops.set_per_layer_scales({"1": 0.0, 2: 0.0})
+    noisy_ops.set_per_layer_scales({0: 3.0})
     noisy_ops.set_operator_noise_scales({"silu": 0.0})
+    noisy_ops.set_per_layer_scales({"1": 0.0, 2: 0.0})
     noisy_ops.enable_noisy_ops(all_ops_mode=True)
     model = Stack()
     model(A)

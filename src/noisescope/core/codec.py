@@ -51,16 +51,24 @@ def from_plain(kind: Any, plain: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         return None if plain is None else from_plain(next(a for a in args if a is not type(None)), plain)
     if origin is tuple:
-        if not isinstance(plain, list):
-            raise BadInputError(f"{plain!r}: expected a list.")
-        inner = [args[0]] * len(plain) if args[-1] is Ellipsis else list(args)
-        if len(inner) != len(plain):
-            raise BadInputError(f"{plain!r}: expected a list of {len(inner)}.")
-        return tuple(from_plain(a, p) for a, p in zip(inner, plain, strict=True))
-    if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
-        return float(plain)
+        return _tuple(args, plain)
     if kind is Any:
         return tuple(plain) if isinstance(plain, list) else plain
+    return _scalar(kind, plain)
+
+
+def _tuple(args: tuple[Any, ...], plain: Any) -> tuple[Any, ...]:
+    if not isinstance(plain, list):
+        raise BadInputError(f"{plain!r}: expected a list.")
+    inner = [args[0]] * len(plain) if args[-1] is Ellipsis else list(args)
+    if len(inner) != len(plain):
+        raise BadInputError(f"{plain!r}: expected a list of {len(inner)}.")
+    return tuple(from_plain(a, p) for a, p in zip(inner, plain, strict=True))
+
+
+def _scalar(kind: type, plain: Any) -> Any:
+    if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
+        return float(plain)
     if not isinstance(plain, kind) or (kind is int and isinstance(plain, bool)):
         raise BadInputError(f"{plain!r}: expected {kind.__name__}.")
     return plain

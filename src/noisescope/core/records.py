@@ -157,7 +157,8 @@ class Injection:
         if not isinstance(corruption, Corruption):
             raise BadInputError(f"corruption {corruption!r}: expected noisescope.noise(...) or noisescope.fault(...).")
         chosen = (layers,) if isinstance(layers, int) else layers if layers is None else tuple(layers)
-        named = _operators_for(corruption, operator_names(operators))
+        named = operator_names(operators)
+        _check_fit(corruption, named or ())
         wanted = (phases,) if isinstance(phases, str) else tuple(phases)
         for phase in wanted:
             if phase not in PHASES:
@@ -174,18 +175,15 @@ class Injection:
         if self.layers is not None and layer not in self.layers:
             return False
         if self.operators is None:
-            return operator != "attention"
+            return operator != "attention" and operator in self.corruption.operators
         return operator in self.operators
 
 
-def _operators_for(corruption: Corruption, named: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    able = corruption.operators
-    if named is None:
-        return None if able == OPERATORS else able
-    unable = [name for name in named if name not in able]
+def _check_fit(corruption: Corruption, named: tuple[str, ...]) -> None:
+    unable = [name for name in named if name not in corruption.operators]
     if unable:
-        raise BadInputError(f"{corruption.kind} cannot be applied to {', '.join(unable)}; it fits {', '.join(able)}.")
-    return named
+        fits = ", ".join(corruption.operators)
+        raise BadInputError(f"{corruption.kind} cannot be applied to {', '.join(unable)}; it fits {fits}.")
 
 
 @dataclass(frozen=True)

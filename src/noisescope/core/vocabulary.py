@@ -29,6 +29,7 @@ class KindSpec:
     meaning: str
     params: Mapping[str, object] = field(default_factory=dict)
     operators: tuple[str, ...] = OPERATORS
+    needs_operands: bool = False
 
 
 def _noise(meaning: str, **params: object) -> KindSpec:
@@ -40,7 +41,7 @@ def _format(meaning: str, granularity: str, block: int = 32) -> KindSpec:
 
 
 def _fault(meaning: str, operators: tuple[str, ...] = OPERATORS, **params: object) -> KindSpec:
-    return KindSpec("fault", meaning, params, operators)
+    return KindSpec("fault", meaning, params, operators, needs_operands=operators == PRODUCTS)
 
 
 KINDS: Mapping[str, KindSpec] = MappingProxyType(
@@ -58,9 +59,9 @@ KINDS: Mapping[str, KindSpec] = MappingProxyType(
         "int4": _format("round trip through symmetric int4, one scale per block of 32", "block"),
         "fp4_e2m1": _format("round trip through float4 e2m1, saturating at 6", "none"),
         "mxfp4": _format("round trip through float4 e2m1 with a power-of-two scale per block of 32", "block"),
-        "dead_zone": _fault("|x| < m * rms becomes 0", limit=None),
-        "saturation": _fault("clamped to +-m * max|x| of the healthy values", limit=None),
-        "spike": _fault("a random 0.1 % of values times 1/m", rate=0.001),
+        "dead_zone": _fault("|x| < m * rms, or < limit, becomes 0", limit=None),
+        "saturation": _fault("clamped to +-m * max|x| of the healthy values, or to +-limit", limit=None),
+        "spike": _fault("a random share of values, 0.1 % by default, times 1/m", rate=0.001),
         "noise": _fault("n * rms * m, fresh each run"),
         "bit_flip": _fault("one bit of a random share of values flips", bit=None, rate=0.01),
         "stuck_at_zero": _fault("chosen channels, or a share of them, are 0", rate=0.01),

@@ -64,7 +64,7 @@ class Active:
                 f"layers {asked} were asked for, but the model's stack of layers could not be found. "
                 "Leave layers out to take the whole model, or wrap the blocks in one torch.nn.ModuleList."
             )
-        strange = [index for index in asked if isinstance(index, bool) or not 0 <= index < layers]
+        strange = [index for index in asked if index not in range(layers) or isinstance(index, bool)]
         if strange:
             raise unknown_name("layer", strange[0], [str(i) for i in range(layers)])
 

@@ -55,7 +55,7 @@ def _apply_one(tensor: Tensor, charge: Charge, number: int, moment: Moment) -> N
     corruption, stats = charge.active.injection.corruption, charge.active.stats
     key = charge.call_key(number, moment.ordinal, moment.operand)
     shape = _NATIVE.get(corruption.kind)
-    if shape and not corruption.params and _native_fits(tensor, charge.strength):
+    if shape and not corruption.params and _native_fits(tensor, charge.strength, shape[1]):
         stats.landed(charge.site, moment.phase, native.perturb_(tensor, key, charge.strength, *shape))
         return
     # A stuck part of the machine is the same part in every pass and every call.
@@ -69,7 +69,11 @@ def _apply_one(tensor: Tensor, charge: Charge, number: int, moment: Moment) -> N
         tensor.data.copy_(after)
 
 
-def _native_fits(tensor: Tensor, strength: float) -> bool:
+def _native_fits(tensor: Tensor, strength: float, relative: bool) -> bool:
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or not native.available():
         return False
-    return tensor.dtype is torch.bfloat16 or (tensor.dtype is torch.float32 and strength >= _RESOLVED)
+    if tensor.dtype is torch.bfloat16:
+        return True
+    # In float32 the kernel rounds to nearest, which keeps noise only where it is well above the values' last bit.
+    largest = 1.0 if relative else float(tensor.detach().abs().amax())
+    return tensor.dtype is torch.float32 and strength >= _RESOLVED * largest

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from noisescope.inject import faults, formats
@@ -19,12 +20,19 @@ from noisescope.inject.size import rms, widen
 __all__ = ["ERRORS", "VALUES", "Call", "Kind", "Product"]
 
 Params = Mapping[str, Any]
+_LARGEST = torch.finfo(torch.float32).max
+_LARGE = _LARGEST / 16
 
 
 def relative_gaussian(y: Tensor, scale: float, call: Call, params: Params) -> Tensor:
     """n * x * scale: n is symmetric, so this is n * |x| * scale in law, and one pass cheaper."""
     x = widen(y)
-    return call.fresh.normal(x) * (x * scale)
+    return _scaled(call.fresh.normal(x), scale) * x
+
+
+def _scaled(draws: Tensor, scale: float) -> Tensor:
+    """Draws times scale, kept finite: what is infinite would make no number of a zero."""
+    return draws * scale if scale < _LARGE else (draws * scale).clamp(-_LARGEST, _LARGEST)
 
 
 def absolute_gaussian(y: Tensor, scale: float, call: Call, params: Params) -> Tensor:
@@ -41,7 +49,7 @@ def rms_gaussian(y: Tensor, scale: float, call: Call, params: Params) -> Tensor:
 def relative_uniform(y: Tensor, scale: float, call: Call, params: Params) -> Tensor:
     """Uniform in +-sqrt(3) * |x| * scale: the standard deviation of `relative_gaussian`."""
     x = widen(y)
-    return (call.fresh.uniform(x) - 0.5) * math.sqrt(12) * (x.abs() * scale)
+    return _scaled(call.fresh.uniform(x) - 0.5, math.sqrt(12) * scale) * x
 
 
 def ulp(y: Tensor, scale: float, call: Call, params: Params) -> Tensor:

@@ -29,14 +29,15 @@ _GRIDS: Mapping[torch.dtype, Grid] = MappingProxyType(
     }
 )
 
-# Children of a call's draws; the kinds use the draws themselves and children of one digit.
-_ROUNDING, _REACH = 11, 12
+# Children of a call's draws. The native kernel rounds with the same one; noises use no other.
+_ROUNDING, _REACH = 1, 12
 
-# From this many ulps on, rounding to nearest changes the mean square of an error by less than 1 / (12 * 16 ** 2).
-_COARSE = 16
+# From this many ulps on, float32 holds no fraction of an ulp to be rounded.
+_COARSE = 2**20
 
-# From this scale on, in eps of the dtype, nearest rounding of y + e keeps the rms of e within 0.3 %. Noise that goes by
-# the rms must also show on channels 100 times the rms; noise of absolute size may meet any value.
+# In float32 and wider, from this scale on, in eps of the dtype, nearest rounding of y + e keeps the rms of e within
+# 0.3 %. Noise that goes by the rms must also show on channels 100 times the rms; noise of absolute size may meet any
+# value.
 _PLAIN_FROM: Mapping[str, float] = MappingProxyType(
     {
         "relative_gaussian": 4,
@@ -86,8 +87,7 @@ def land(y: Tensor, error: Tensor, draw: Draw) -> Tensor:
     unit = spacing(x, _GRIDS[y.dtype])
     size = error.abs() / unit
     whole = size.floor()
-    odds = (size - whole) * (size + whole) / (2 * whole + 1)
-    steps = whole + (draw.uniform(x) < odds)
+    steps = whole + (draw.uniform(x) * (2 * whole + 1) < (size - whole) * (size + whole))
     # Large errors are off y's own grid (y may be 0); and where unit is flushed to 0 the comparison is False.
     step = torch.where(size < _COARSE, steps * unit, error.abs())
     return _add(y, torch.copysign(step, error))
@@ -98,7 +98,8 @@ def _noisy(y: Tensor, kind: str, strength: float, call: Call, params: Mapping[st
     scale = min(strength, torch.finfo(widen(y).dtype).max)
     error = ERRORS[kind](y, scale, call, params)
     ratio = 2.0 ** -grid_of(params["dtype"]).digits if kind == "ulp" else 1.0
-    if strength * ratio >= _PLAIN_FROM[kind] * torch.finfo(y.dtype).eps:
+    short = torch.finfo(y.dtype).bits < 32
+    if not short and strength * ratio >= _PLAIN_FROM[kind] * torch.finfo(y.dtype).eps:
         return _add(y, error)
     return land(y, error, call.fresh.child(_ROUNDING))
 

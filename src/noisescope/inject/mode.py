@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils.checkpoint import checkpoint
 
 from noisescope.inject import traced
 from noisescope.inject.ops import COMPOSITES, OPERATOR_OF
@@ -56,9 +56,14 @@ class TapMode(TorchFunctionMode):
             return traced.tap(mark, operator, func, args, kwargs)
         if func in COMPOSITES or func is checkpoint:
             return traced.refuse(func.__name__)
-        if mark and torch.is_grad_enabled() and any([isinstance(a, nn.Parameter) for a in args]):
+        if mark and torch.is_grad_enabled() and has_parameter(args):
             args = traced.with_weight_outlets(mark, args)
         return func(*args, **kwargs)
+
+
+def has_parameter(args: Any) -> bool:
+    """Whether a parameter is among the positional arguments."""
+    return any(isinstance(argument, nn.Parameter) for argument in args)
 
 
 def _runs_in_a_graph() -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import hashlib
+import itertools
 import math
 import os
 import platform
@@ -239,7 +239,7 @@ def _team() -> int | None:
 def _cache_folder() -> Path:
     chosen = os.environ.get("NOISESCOPE_CACHE")
     if chosen:
-        return Path(chosen) / "noisescope" / "native"
+        return Path(chosen) / "native"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noisescope" / "native"
 
 

@@ -5,6 +5,7 @@ Nothing is read back from the device until somebody looks.
 
 from __future__ import annotations
 
+import statistics
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from noisescope.core.records import Site
+from noisescope.core.vocabulary import PHASES
 from noisescope.inject.native import Landed
 
 
@@ -157,10 +159,12 @@ class Tally:
 
     @property
     def realised(self) -> float:
-        """RMS of the change over RMS of the values, over all sites and both phases."""
-        totals = [s.total() for s in self._sums.values()]
-        values = sum(t.value_squares for t in totals)
-        return float((sum(t.error_squares for t in totals) / values) ** 0.5) if values else 0.0
+        """RMS of the change over RMS of the values: the median over the sites of both phases.
+
+        A median, because a few huge channels at a few sites would decide a sum over all of them.
+        """
+        sites = [site.relative for phase in PHASES for site in self.by_site(phase).values()]
+        return statistics.median(sites) if sites else 0.0
 
 
 def measure(before: Tensor, after: Tensor) -> Tensor:

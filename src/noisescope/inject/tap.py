@@ -92,7 +92,7 @@ def _call(
 
 
 class Outlets:
-    """Puts an outlet on each operand of one call that needs a gradient; the first one counts the call."""
+    """Puts an outlet on each operand of one call that needs a gradient; the first gradient counts the call."""
 
     def __init__(self, watch: Watch, place: Place, operator: str, plan: Plan) -> None:
         self.charges = plan.backward
@@ -102,14 +102,18 @@ class Outlets:
             self.numbers = watch.numbers(plan.backward)
             self.ordinal = watch.here.ordinal(place, operator + " backward")
             self.operand = 0
+            self.counted = False
 
     def __call__(self, tensor: Tensor) -> Tensor:
         if not tensor.requires_grad:
             return tensor
-        moment = Moment("backward", self.numbers, self.ordinal, self.operand, counts=int(self.operand == 0))
-        self.operand += 1
-        charges = self.charges
-        return outlet(tensor, lambda grad: apply(grad, charges, moment))
+        operand, self.operand = self.operand, self.operand + 1
+        return outlet(tensor, lambda grad: self._change(grad, operand))
+
+    def _change(self, grad: Tensor, operand: int) -> Tensor:
+        moment = Moment("backward", self.numbers, self.ordinal, operand, counts=int(not self.counted))
+        self.counted = True
+        return apply(grad, self.charges, moment)
 
 
 def land(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._guards import CompileContext
 
 from noisescope.core.errors import CannotCompileError
+from noisescope.core.vocabulary import KINDS
 from noisescope.inject.active import Charge
 from noisescope.inject.apply import Moment, apply
 from noisescope.inject.attention import unfused_attention
@@ -251,6 +252,11 @@ def _run(tensor: Tensor, number: int, phase: str, operand: int = 0) -> None:
     plan = watch.plan(spot.place, spot.operator)
     charges = () if plan is None else plan.forward if phase == "forward" else plan.backward
     for charge in charges:
+        if KINDS[charge.active.injection.corruption.kind].needs_operands:
+            raise CannotCompileError(
+                f"{charge.active.injection.corruption.kind} computes a product anew, and a compiled graph no longer "
+                "has its operands: run this model uncompiled."
+            )
         moment = Moment(phase, (_count_run(charge, number, operand),), spot.ordinal, operand, int(operand == 0))
         apply(tensor, (charge,), moment)
 

@@ -94,7 +94,9 @@ def _norm(module: nn.Module, weights: list[Tensor]) -> str | None:
     width = weights[0].numel() if weights else 64
     like = weights[0] if weights else torch.empty(0)
     steps = torch.arange(3 * width, dtype=torch.float64).reshape(3, 1, width)
-    x = (torch.sin(steps * 1.7) * 2 + torch.cos(steps * 0.3) + 0.5).to(like.device, like.dtype)
+    # Of very different size: a module that only scales or passes on is no norm.
+    sizes = torch.tensor([1.0, 4.0, 0.25], dtype=torch.float64).reshape(3, 1, 1)
+    x = (sizes * (torch.sin(steps * 1.7) * 2 + torch.cos(steps * 0.3) + 0.5)).to(like.device, like.dtype)
     outs = [_run(module, row.clone()) for row in x]
     if any(out is None for out in outs) or width < 4:
         return None

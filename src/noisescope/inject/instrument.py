@@ -38,7 +38,7 @@ class Instrument(Watch):
         self._installed = 0
         self._hooks: dict[int, tuple[Hook, Hook]] = {}
         # A hook number of our own; torch hands each out once.
-        self._number = RemovableHandle(OrderedDict()).id
+        self.number = RemovableHandle(OrderedDict()).id
         self._lock = threading.RLock()
 
     def attach(self, model: nn.Module, layout: Layout) -> None:
@@ -54,6 +54,7 @@ class Instrument(Watch):
         self.mode.anchors = ()
         with self._lock:
             if not self.actives:
+                self.here.started = 0
                 self.epoch = next(_EPOCHS)
                 self.memo.clear()
                 self._install()
@@ -106,17 +107,15 @@ class Instrument(Watch):
             before, after = self._hooks[place.index] if place.index in self._hooks else _make_hooks(self, place)
             self._hooks[place.index] = before, after
             # Under the same number each time: compiled graphs are guarded by it, and a new one would recompile.
-            module._forward_pre_hooks[self._number] = before
-            cast(OrderedDict[int, Hook], module._forward_pre_hooks).move_to_end(self._number, last=False)
-            module._forward_hooks[self._number] = after
-            module._forward_hooks_always_called[self._number] = True
+            module._forward_pre_hooks[self.number] = before
+            cast(OrderedDict[int, Hook], module._forward_pre_hooks).move_to_end(self.number, last=False)
+            module._forward_hooks[self.number] = after
+            module._forward_hooks_always_called[self.number] = True
 
     def _remove(self) -> None:
         self._installed = 0
         for module in [m for reference in self.modules if (m := reference()) is not None]:
-            module.__dict__.pop(_MARK, None)
-            for hooks in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called):
-                hooks.pop(self._number, None)
+            _strip(module, self.number)
 
 
 def _make_hooks(instrument: Instrument, place: Place) -> tuple[Hook, Hook]:
@@ -125,6 +124,10 @@ def _make_hooks(instrument: Instrument, place: Place) -> tuple[Hook, Hook]:
             mark = module._noisescope_place
             instrument.mode.anchors = (*instrument.mode.anchors, mark)
             return traced.open_written_out(mark, args)
+        hooks = cast(OrderedDict[int, Hook], module._forward_hooks)
+        if next(reversed(hooks)) != instrument.number:
+            # Hooks that were put on later run before ours, so that they still run inside the module.
+            hooks.move_to_end(instrument.number)
         return instrument.before(place, args)
 
     def after(module: Any, args: tuple[Any, ...], out: Any) -> Any:
@@ -133,4 +136,35 @@ def _make_hooks(instrument: Instrument, place: Place) -> tuple[Hook, Hook]:
             return traced.close_written_out(module._noisescope_place, out)
         return instrument.after(place, out)
 
-    return before, after
+    return _OwnHook(before, instrument.number), _OwnHook(after, instrument.number)
+
+
+class _OwnHook:
+    """A hook that does not travel: a copy of the model, or its pickle, gets one that takes itself off."""
+
+    def __init__(self, hook: Hook, number: int) -> None:
+        self.hook = hook
+        self.number = number
+
+    def __call__(self, *args: Any) -> Any:
+        return self.hook(*args)
+
+    def __reduce__(self) -> tuple[type[_StrayHook], tuple[int]]:
+        return _StrayHook, (self.number,)
+
+
+class _StrayHook:
+    """Takes itself and what belongs to it off the module when the module is first called."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        if isinstance(module._forward_hooks.get(self.number), _StrayHook):
+            _strip(module, self.number)
+
+
+def _strip(module: nn.Module, number: int) -> None:
+    module.__dict__.pop(_MARK, None)
+    for hooks in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called):
+        hooks.pop(number, None)

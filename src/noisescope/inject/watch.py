@@ -14,7 +14,7 @@ from torch import nn
 
 from noisescope.core.layout import Layout
 from noisescope.inject.active import Active, Charge, Plan
-from noisescope.inject.where import Memo, Pass, Place, Position, first_tensor, in_backward
+from noisescope.inject.where import Memo, Pass, Place, Position, Replay, first_tensor, in_backward
 
 _NAMES = itertools.count()
 _LIVE: weakref.WeakValueDictionary[str, Watch] = weakref.WeakValueDictionary()
@@ -83,7 +83,7 @@ class Watch:
         if not self.training_only:
             return True
         now = self.here.current
-        return torch.is_grad_enabled() if now is None else now.learning
+        return torch.is_grad_enabled() if now is None or not self.here.places else now.learning
 
     def numbers(self, charges: tuple[Charge, ...]) -> tuple[int, ...]:
         """For each charge, the pass that this thread is in, counted from the first that its injection saw."""
@@ -115,7 +115,7 @@ class Watch:
         while here.places and here.places.pop() is not place:
             pass
         if not here.places:
-            here.current = None
+            here.current = here.bare
 
     def _new_pass(self, place: Place) -> Pass:
         number = self.here.passes.get(place.index, 0)
@@ -126,12 +126,14 @@ class Watch:
         return Pass(number, place.index, learning=torch.is_grad_enabled())
 
     def _recomputed(self, place: Place, tensor: Any) -> Pass:
-        here = self.here
-        number = self.memo.recall(place, tensor)
-        if number is None:
-            number = here.recalled.get(place.layer, self.memo.latest)
-        here.recalled[place.layer] = number
-        return Pass(number, place.index, recomputing=True)
+        replay = self.here.replay
+        if replay is None or replay.layer != place.layer or place.index in replay.seen:
+            # The first module of a recomputation gets the very tensor that its layer kept; the inputs of later ones are
+            # made anew, and the address of one may be that of any tensor of long ago.
+            number = self.memo.recall(place, tensor)
+            replay = self.here.replay = Replay(place.layer, self.memo.latest if number is None else number)
+        replay.seen.add(place.index)
+        return Pass(replay.number, place.index, recomputing=True)
 
 
 def by_name(name: str) -> Watch | None:

@@ -50,6 +50,15 @@ class Pass:
     outlets: dict[int, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Replay:
+    """The recomputation of one layer inside backward: the pass that it repeats, and the modules it has reached."""
+
+    layer: int | None
+    number: int
+    seen: set[int] = field(default_factory=set)
+
+
 class Position(threading.local):
     """The state of one thread: the modules it is in, the pass, and how many passes it has made."""
 
@@ -58,9 +67,11 @@ class Position(threading.local):
         self.places: list[Place] = []
         self.current: Pass | None = None
         self.passes: dict[int, int] = {}
-        self.recalled: dict[int | None, int] = {}
+        self.replay: Replay | None = None
         self.first: dict[tuple[int, int], int] = {}
         self.opened = False
+        # Operators in no module belong to no pass; what they have drawn is never drawn again.
+        self.bare = Pass(0, -1)
         self.started = 0
 
     def restart(self, epoch: int) -> None:
@@ -68,14 +79,15 @@ class Position(threading.local):
         self.epoch = epoch
         self.places.clear()
         self.passes.clear()
-        self.recalled.clear()
+        self.replay = None
         self.first.clear()
+        self.bare = Pass(0, -1)
         self.current = None
 
     def ordinal(self, place: Place, operator: str) -> int:
         """How often this operator has already run at this place in this pass; counts the call."""
         if self.current is None:
-            self.current = Pass(0, -1)
+            self.current = self.bare
         key = (place.index, operator)
         number = self.current.ordinals.get(key, 0)
         self.current.ordinals[key] = number + 1

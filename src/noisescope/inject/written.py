@@ -14,7 +14,7 @@ from noisescope.inject.where import Place
 def open_written_out(watch: Watch, place: Place, operator: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The arguments of the module with an outlet on its input; None leaves them as they are."""
     plan, now = watch.plan(place, operator), watch.here.current
-    if plan is None or now is None:
+    if plan is None or now is None or not watch.awake():
         return None
     outlets = Outlets(watch, place, operator, plan)
     if not outlets.needed:
@@ -37,6 +37,6 @@ def close_written_out(watch: Watch, place: Place, operator: str, out: Any) -> An
     plan = watch.plan(place, operator)
     if watch.here.current is not None:
         watch.here.current.outlets.pop(place.index, None)
-    if plan is None or not plan.forward or not isinstance(out, Tensor):
+    if plan is None or not watch.awake() or not plan.forward or not isinstance(out, Tensor):
         return out
     return land(watch, place, operator, plan, out)

@@ -5,13 +5,14 @@ A module is tried on a few vectors. One that calls the torch function itself nee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 _TOLERANCE = 2e-2
 _ACTIVATIONS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
@@ -58,11 +59,24 @@ def recognise(module: nn.Module) -> str | None:
         return None
     was_training = module.training
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with _without_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             module.training = False
             return _norm(module, weights) if weights else _activation(module) or _norm(module, weights)
     finally:
         module.training = was_training
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    """No torch function mode of anybody, our own injections included, may take a trial for the model's own call."""
+    modes = []
+    while torch._C._len_torch_function_stack():
+        modes.append(_pop_mode())
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
 
 
 def _run(module: nn.Module, x: Tensor) -> Tensor | None:

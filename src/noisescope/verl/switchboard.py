@@ -8,8 +8,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +25,6 @@ from noisescope.inject.tally import Tally
 from noisescope.inject.where import Place
 from noisescope.model.layout import layout_of
 from noisescope.verl.settings import Settings
-
-# Where the trials of a model that is being learned run.
-_TRIAL = Place(-1, "", Layout(passed_over=("",)))
 
 
 class Switchboard:
@@ -94,7 +89,7 @@ class Switchboard:
         if not isinstance(model, nn.Module):
             raise BadInputError(f"model {type(model).__name__}: expected a torch.nn.Module.")
         model = _uncompiled(model)
-        with self._lock, self._unwatched():
+        with self._lock:
             layout = layout_of(model)
             if not layout.layers:
                 raise LayersNotFoundError(
@@ -109,21 +104,15 @@ class Switchboard:
         self._known.update(model.modules())
         self.instrument.attach(model, layout)
 
-    @contextmanager
-    def _unwatched(self) -> Iterator[None]:
-        """Working out a layout runs small trials; in this thread they are neither injected into nor counted."""
-        self.instrument.here.places.append(_TRIAL)
-        try:
-            yield
-        finally:
-            self.instrument.here.places.remove(_TRIAL)
-
     def _meet(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The hook before every module of the process: a model that nobody registered is learned on its first call."""
         if torch.compiler.is_compiling() or module in self._known or self.instrument.here.places:
             return None
+        if type(module).__module__.startswith("torch.nn.modules.loss"):
+            # Often made anew at every step; learning them all would never end.
+            return None
         model = _uncompiled(module)
-        with self._lock, self._unwatched():
+        with self._lock:
             if model not in self._known:
                 self._learn(model, layout_of(model))
             self._known.add(module)

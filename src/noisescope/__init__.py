@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from noisescope.core.records import Site as Site
     from noisescope.core.records import fault as fault
     from noisescope.core.records import noise as noise
-    from noisescope.model.load import load as load
     from noisescope.sweep.injecting import inject as inject
     from noisescope.sweep.injecting import sites as sites
+    from noisescope.sweep.subject import load as load
 
 __version__ = "0.1.0"
 
@@ -29,7 +29,7 @@ _HOME = {
     "Site": "noisescope.core.records",
     "fault": "noisescope.core.records",
     "inject": "noisescope.sweep.injecting",
-    "load": "noisescope.model.load",
+    "load": "noisescope.sweep.subject",
     "noise": "noisescope.core.records",
     "sites": "noisescope.sweep.injecting",
 }

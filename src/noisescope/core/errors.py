@@ -30,6 +30,10 @@ class CannotCompileError(NoisescopeError):
     """This injection cannot be traced into a compiled model."""
 
 
+class SelfCheckError(NoisescopeError):
+    """A model does not behave under injection as every model must, so nothing measured on it would be true."""
+
+
 class LoadError(NoisescopeError):
     """A model or one of its files could not be read."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from noisescope.core.records import noise as noise
     from noisescope.sweep.injecting import inject as inject
     from noisescope.sweep.injecting import sites as sites
+    from noisescope.sweep.screening import screen as screen
     from noisescope.sweep.subject import load as load
 
 __version__ = "0.1.0"
@@ -31,9 +32,10 @@ _HOME = {
     "inject": "noisescope.sweep.injecting",
     "load": "noisescope.sweep.subject",
     "noise": "noisescope.core.records",
+    "screen": "noisescope.sweep.screening",
     "sites": "noisescope.sweep.injecting",
 }
-__all__ = ["Corruption", "NoisescopeError", "Site", "__version__", "fault", "inject", "load", "noise", "sites"]
+__all__ = ["Corruption", "NoisescopeError", "Site", "__version__", "fault", "inject", "load", "noise", "screen", "sites"]
 
 
 class _CallableRoom(ModuleType):

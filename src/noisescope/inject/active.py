@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from noisescope.core.errors import LayersNotFoundError, NeverFiredError, NoEffectError, unknown_name
 from noisescope.core.records import Injection, Site
@@ -11,6 +14,7 @@ from noisescope.inject.keyed import mix, site_key
 from noisescope.inject.tally import Tally
 from noisescope.inject.where import Place
 
+Sensor = Callable[[Site, Tensor], None]
 _SERIAL = itertools.count()
 
 
@@ -22,6 +26,11 @@ class Charge:
     site: Site
     strength: float
     key: int
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is changed here and nobody listens."""
+        return self.strength == 0 and self.active.sensor is None
 
     def call_key(self, number: int, ordinal: int, operand: int = 0) -> int:
         """The key of one call: the pass, the call within it, and which operand of it."""
@@ -41,6 +50,8 @@ class Active:
     """An injection that is switched on, and its statistics."""
 
     injection: Injection
+    # Told of every output that the injection reaches, after it was changed.
+    sensor: Sensor | None = None
     stats: Tally = field(default_factory=Tally)
     serial: int = field(default_factory=lambda: next(_SERIAL))
     # How often each operator call of a compiled graph has run.

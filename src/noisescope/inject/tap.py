@@ -58,7 +58,7 @@ def _attention(watch: Watch, place: Place, fused: Function, call: tuple[tuple[An
 
     # Asked for both, and not with any(): every operator inside is met, whether or not it is injected into.
     plans = [plan for plan in [watch.plan(place, inner) for inner in UNFUSED_FOR] if plan is not None]
-    idle = all(charge.strength == 0 for plan in plans for charge in (*plan.forward, *plan.backward))
+    idle = all(charge.idle for plan in plans for charge in (*plan.forward, *plan.backward))
     if plans and idle:
         _count_idle(watch, place, call)
     return _call(watch, place, "attention", fused if idle else unfused, call)
@@ -130,6 +130,10 @@ def land(
     counts = 0 if now is not None and now.recomputing else 1
     moment = Moment("forward", watch.numbers(plan.forward), ordinal, 0, counts, product)
     if out.requires_grad and operator in KEEPS_OUTPUT:
-        landed: Tensor = cast(Any, StraightThrough).apply(out, lambda y: apply(y, plan.forward, moment))
-        return landed
-    return apply(out, plan.forward, moment)
+        out = cast(Any, StraightThrough).apply(out, lambda y: apply(y, plan.forward, moment))
+    else:
+        out = apply(out, plan.forward, moment)
+    for charge in plan.forward:
+        if charge.active.sensor is not None:
+            charge.active.sensor(charge.site, out)
+    return out

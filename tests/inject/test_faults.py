@@ -225,7 +225,7 @@ def test_a_linear_of_one_output_and_without_bias() -> None:
 def test_low_precision_accumulation_says_what_it_lacks() -> None:
     y = torch.ones(2, 2)
     product = Product.of_matmul(torch.ones(2, 3), torch.ones(3, 2))
-    with pytest.raises(BadInputError, match="is no matrix product"):
+    with pytest.raises(BadInputError, match="no product of two matrices"):
         broken("low_precision_accumulation", y)
     with pytest.raises(BadInputError, match="chunk 0"):
         broken("low_precision_accumulation", y, product=product, chunk=0)

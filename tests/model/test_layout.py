@@ -141,9 +141,11 @@ def test_rotary_tables_are_passed_over_and_conv1d_is_linear() -> None:
     assert "transformer.h.0.attn.c_attn" in layout_of(make("gpt2")).linear
 
 
-def test_a_layout_is_worked_out_once() -> None:
+def test_a_layout_follows_the_model() -> None:
     model = make("llama")
-    assert layout_of(model) is layout_of(model)
+    assert layout_of(model) == layout_of(make("llama"))
+    del model.model.layers[0]
+    assert layout_of(model).layers == ("model.layers.0",)
 
 
 def test_a_sample_batch_fits_the_vocabulary() -> None:

@@ -243,3 +243,41 @@ def test_sites_lists_what_can_be_reached() -> None:
         ("rms_norm", "model.norm"),
         ("linear", "lm_head"),
     ]
+
+
+@pytest.mark.parametrize(("name", "norm"), [("llama", "rms_norm"), ("gpt2", "layer_norm")])
+def test_layernorm_means_whichever_norm_the_model_has(name: str, norm: str) -> None:
+    model = make(name)
+    with torch.no_grad(), ns.inject(model, ns.noise(), operators="layernorm") as handle:
+        model(**batch())
+    assert counts(handle.stats) == {norm: 5}
+    with (
+        pytest.raises(ns.NoisescopeError, match="never fired"),
+        torch.no_grad(),
+        ns.inject(model, ns.noise(), operators=["layer_norm", "rms_norm"]),
+    ):
+        model(**batch())
+
+
+class HandLayerNorm(nn.Module):
+    """Layer norm written out, with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+        self.bias = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) + self.bias
+
+
+def test_backward_noise_leaves_the_bias_and_the_users_own_gradient_alone() -> None:
+    model = nn.Sequential(HandLayerNorm())
+    sent = torch.randn(8)
+    kept = sent.clone()
+    x = torch.randn(8, requires_grad=True)
+    with ns.inject(model, ns.noise(scale=0.3), phases="backward"):
+        model(x).backward(sent)
+    assert torch.equal(sent, kept)
+    assert torch.equal(model[0].bias.grad, kept)

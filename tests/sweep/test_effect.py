@@ -57,7 +57,7 @@ def test_noise_far_below_a_short_format_moves_few_values_but_as_far_as_asked() -
 def test_noise_that_changes_nothing_is_an_error() -> None:
     model = make("llama", dtype=torch.bfloat16)
     with (
-        pytest.raises(NoEffectError, match="changed none of them"),
+        pytest.raises(NoEffectError, match="changed none of the"),
         torch.no_grad(),
         ns.inject(model, ns.noise(scale=1e-12)),
     ):
@@ -173,3 +173,56 @@ def test_statistics_can_be_read_and_reset() -> None:
         assert handle.stats.total_forward == first == 28
         assert handle.stats.elements > 1000
         assert handle.stats.by_layer[7].forward == 0
+
+
+def test_each_operator_and_layer_that_was_named_must_change() -> None:
+    model = make("llama")
+    with (
+        pytest.raises(NoEffectError, match="in linear and changed none"),
+        torch.no_grad(),
+        ns.inject(model, ns.fault("saturation", 1.0, limit=1e6), operators=["linear"]),
+    ):
+        model(**batch())
+    # Softmax ends at 1, far above the limit; the linears of this model stay below it.
+    with (
+        pytest.raises(NoEffectError, match="in linear"),
+        torch.no_grad(),
+        ns.inject(model, ns.fault("saturation", 1.0, limit=0.9), operators=["linear", "softmax"]),
+    ):
+        model(**batch())
+
+
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
+@pytest.mark.parametrize("scale", [1e-9, 1e-3])
+def test_realised_noise_is_right_in_float64_and_at_any_size(scale: float, size: float) -> None:
+    model = nn.Sequential(nn.Linear(64, 64).double())
+    x = torch.randn(64, 64, dtype=torch.float64) * size
+    with torch.no_grad(), ns.inject(model, ns.noise(scale=scale)) as handle:
+        model[0].bias.zero_()
+        model(x)
+    assert handle.stats.realised == pytest.approx(scale, rel=0.1)
+
+
+def test_elements_counts_what_a_corruption_reaches() -> None:
+    model, x = wide_model(torch.float32)
+    with torch.no_grad(), ns.inject(model, ns.noise(channels=[0, 5])) as handle:
+        model(x)
+    assert handle.stats.elements == 2 * 1024 * 2
+    assert handle.stats.changed == handle.stats.elements
+
+
+def test_a_product_that_cannot_be_computed_anew_is_refused() -> None:
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.inner(x, x)
+
+    fault = ns.fault("low_precision_accumulation", 1.0)
+    inner = Inner()
+    with pytest.raises(ns.NoisescopeError, match="no product of two matrices"), ns.inject(inner, fault):
+        inner(torch.ones(3, 3))
+    model, x = wide_model(torch.float32)
+    with (
+        pytest.raises(ns.NoisescopeError, match="leave the backward phase out"),
+        ns.inject(model, fault, phases=("forward", "backward")),
+    ):
+        model(x)

@@ -247,3 +247,43 @@ def test_one_handle_can_be_entered_again_and_starts_from_zero() -> None:
             outs.append(model(**batch()).logits)
         assert handle.stats.total_forward == 28
     assert torch.equal(*outs)
+
+
+def test_a_handle_cannot_be_on_twice_at_once() -> None:
+    model = make("llama")
+    injecting = ns.inject(model, ns.noise())
+    with pytest.raises(ns.NoisescopeError, match="already on"), injecting, injecting:
+        pass
+    assert torch.equal(model(**batch()).logits, make("llama")(**batch()).logits)
+
+
+def test_an_inner_block_that_never_ran_does_not_blame_the_outer_one() -> None:
+    model = make("llama")
+    with torch.no_grad(), ns.inject(model, ns.noise(), layers=[0]) as outer:
+        model(**batch())
+        with pytest.raises(ns.NoisescopeError, match="not called"), ns.inject(model, ns.noise(), layers=[1]):
+            pass
+    assert outer.stats.total_forward == 13
+
+
+def test_a_model_whose_layers_were_changed_is_learned_anew() -> None:
+    model = make("llama")
+    noisy(model)
+    del model.model.layers[0]
+    model.config.num_hidden_layers = 1
+    assert {site.layer for site in ns.sites(model)} == {0, None}
+    with pytest.raises(ns.NoisescopeError, match="unknown layer 1"):
+        ns.inject(model, ns.noise(), layers=[1])
+    model.model.layers[0] = copy.deepcopy(model.model.layers[0])
+    with torch.no_grad(), ns.inject(model, ns.noise()) as handle:
+        model(**batch())
+    assert {layer: count.forward for layer, count in handle.stats.by_layer.items()} == {0: 13, None: 2}
+
+
+def test_tensors_that_are_no_memory_are_refused_and_not_written_to() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    with pytest.raises(ns.NoisescopeError, match="NestedTensor"), ns.inject(model, ns.noise()):
+        model(nested)
+    with pytest.raises(ns.NoisescopeError, match="no plain tensor"), ns.inject(model, ns.noise()):
+        torch.func.vmap(model)(torch.ones(3, 4))

@@ -199,11 +199,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class Reading:
-    """The answer to a trial: one value per sample, or the error that stood in the way."""
+    """The answer to a trial: one value per sample, or the error that stood in the way.
+
+    A value may be NaN or infinite; `nonfinite` counts the outputs of the model that were.
+    """
 
     trial: Trial
     values: tuple[float, ...] = ()
     error: str | None = None
+    nonfinite: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from noisescope.core.errors import LayersNotFoundError, NeverFiredError, NoEffectError, unknown_name
+from noisescope.core.errors import BadInputError, LayersNotFoundError, NeverFiredError, NoEffectError, unknown_name
 from noisescope.core.records import Injection, Site
+from noisescope.core.vocabulary import KINDS
 from noisescope.inject.keyed import mix, site_key
 from noisescope.inject.tally import Tally
 from noisescope.inject.where import Place
@@ -54,6 +55,9 @@ class Active:
     sensor: Sensor | None = None
     stats: Tally = field(default_factory=Tally)
     serial: int = field(default_factory=lambda: next(_SERIAL))
+    called: bool = False
+    # Groups of operators of which one must fire: what one alias stands for.
+    either: tuple[tuple[str, ...], ...] = ()
     # How often each operator call of a compiled graph has run.
     runs: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
@@ -62,6 +66,10 @@ class Active:
         asked = self.injection
         if phase not in asked.phases or not asked.takes(place.layer, operator):
             return None
+        if phase == "backward" and KINDS[asked.corruption.kind].needs_operands:
+            raise BadInputError(
+                f"{asked.corruption.kind} computes products of the forward pass anew; leave the backward phase out."
+            )
         strength = asked.scaling.strength(asked.corruption.strength, place.layer, operator)
         stream = "fault" if asked.corruption.hardware else "noise"
         key = mix(site_key(stream, phase, place.layer, operator, place.local), asked.seed)
@@ -79,36 +87,45 @@ class Active:
         if strange:
             raise unknown_name("layer", strange[0], [str(i) for i in range(layers)])
 
-    def verify(self, met: set[str], called: bool) -> None:
+    def verify(self, met: set[str]) -> None:
         """Raise where something selected was never reached, or where nothing that was reached changed."""
-        if not called:
+        if not self.called:
             raise NeverFiredError(
                 "nothing was injected: the model was not called while the injection was on. "
                 "Call the model that was passed to inject(), inside the block."
             )
-        asked, stats = self.injection, self.stats
+        asked = self.injection
         for phase in asked.phases:
             # Gradients are not touched at strength 0, so they are not counted either.
             if phase == "forward" or asked.corruption.strength:
                 self._verify_reached(phase, met)
-        if self._strongest() and stats.elements and not stats.changed:
-            raise NoEffectError(
-                f"{asked.corruption.kind} of strength {asked.corruption.strength:g} reached {stats.elements} values "
-                "and changed none of them: it lies below what the number format resolves, or the fault leaves these "
-                "values as they are. Use a larger strength, or strength 0 for a control."
-            )
+            self._verify_changed(phase)
 
-    def _strongest(self) -> float:
-        asked = self.injection
-        sites = [site for phase in asked.phases for site in self.stats.by_site(phase)]
-        base = asked.corruption.strength
-        return max((asked.scaling.strength(base, site.layer, site.operator) for site in sites), default=0.0)
+    def _verify_changed(self, phase: str) -> None:
+        asked, sites = self.injection, self.stats.by_site(phase)
+        selections = [(f" in {name}", [s for s in sites if s.operator == name]) for name in asked.operators or ()]
+        selections += [(f" in layer {index}", [s for s in sites if s.layer == index]) for index in asked.layers or ()]
+        for where, chosen in [*selections, ("", list(sites))]:
+            strongest = max((self._strength(site) for site in chosen), default=0.0)
+            compared = sum(sites[site].measured for site in chosen)
+            elements = sum(sites[site].elements for site in chosen)
+            if strongest and elements and not any(sites[site].changed for site in chosen):
+                raise NoEffectError(
+                    f"{asked.corruption.kind} of strength {strongest:g} reached {elements} values{where} and changed "
+                    f"none of the {compared} that were compared: it lies below what the number format resolves, or "
+                    "leaves these values as they are (a fault leaves float64 alone). Use a larger strength, or "
+                    "strength 0 for a control."
+                )
+
+    def _strength(self, site: Site) -> float:
+        return self.injection.scaling.strength(self.injection.corruption.strength, site.layer, site.operator)
 
     def _verify_reached(self, phase: str, met: set[str]) -> None:
         sites = self.stats.by_site(phase)
         asked = self.injection
         fired = {site.operator for site in sites}
-        missing = [name for name in asked.operators or () if name not in fired]
+        spared = {name for group in self.either if fired & set(group) for name in group}
+        missing = [name for name in asked.operators or () if name not in fired and name not in spared]
         layers = [i for i in asked.layers or () if i not in {site.layer for site in sites}]
         if sites and not missing and not layers:
             return

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from noisescope.core.errors import NoisescopeError
 from noisescope.inject import native
 from noisescope.inject.active import Charge
-from noisescope.inject.keyed import Draw, mix
+from noisescope.inject.keyed import Draw, mix, takes_native
 from noisescope.inject.kinds import Call, Product
 from noisescope.inject.landing import corrupt
+from noisescope.inject.plain import is_plain
 
 # Above this strength float32 keeps relative noise as asked; below it, it is landed on the grid like in short formats.
 _RESOLVED = 64 * torch.finfo(torch.float32).eps
@@ -45,10 +47,30 @@ class Moment:
 def apply(tensor: Tensor, charges: tuple[Charge, ...], moment: Moment) -> Tensor:
     """The tensor after all charges, changed in place."""
     for charge, number in zip(charges, moment.numbers, strict=True):
-        charge.active.stats.count(charge.site, moment.phase, moment.counts, tensor.numel())
+        charge.active.stats.count(charge.site, moment.phase, moment.counts, _reached(tensor, charge))
         if charge.strength and tensor.is_floating_point() and tensor.numel():
+            _check_plain(tensor, charge)
             _apply_one(tensor, charge, number, moment)
     return tensor
+
+
+def _reached(tensor: Tensor, charge: Charge) -> int:
+    """How many values a corruption reaches, on average where they are drawn."""
+    params = charge.active.injection.corruption.spec_params
+    channels, share = params["channels"], params["fraction"]
+    if channels is not None and tensor.dim() and tensor.shape[-1]:
+        share *= len(set(channels)) / tensor.shape[-1]
+    reached: int = round(tensor.numel() * share)
+    return reached
+
+
+def _check_plain(tensor: Tensor, charge: Charge) -> None:
+    if not is_plain(tensor):
+        raise NoisescopeError(
+            f"{charge.site.operator} at {charge.site.path or 'the model'} gives a {type(tensor).__name__} that is no "
+            "plain tensor in memory (a sharded, nested, fake or transformed one): noise cannot be put there. Leave "
+            "this operator or layer out, or run the model without that wrapper or transform."
+        )
 
 
 def _apply_one(tensor: Tensor, charge: Charge, number: int, moment: Moment) -> None:
@@ -60,7 +82,7 @@ def _apply_one(tensor: Tensor, charge: Charge, number: int, moment: Moment) -> N
         return
     # A stuck part of the machine is the same part in every pass and every call.
     fixed = Draw(mix(charge.key, moment.operand))
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
         product = moment.product() if moment.product is not None else None
         before = tensor.detach()
         after = corrupt(before, corruption, charge.strength, Call(Draw(key), fixed, product))
@@ -70,7 +92,7 @@ def _apply_one(tensor: Tensor, charge: Charge, number: int, moment: Moment) -> N
 
 
 def _native_fits(tensor: Tensor, strength: float, relative: bool) -> bool:
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or not native.available():
+    if not takes_native(tensor) or not tensor.is_contiguous():
         return False
     if tensor.dtype is torch.bfloat16:
         return True

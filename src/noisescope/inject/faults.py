@@ -136,7 +136,10 @@ def low_precision_accumulation(y: Tensor, magnitude: float, call: Call, params: 
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
         raise BadInputError(f"chunk {chunk!r}: expected the number of terms summed between two roundings, >= 1.")
     if call.product is None:
-        raise BadInputError("call is no matrix product: low_precision_accumulation fits linear, matmul and bmm alone.")
+        raise BadInputError(
+            "this call is no product of two matrices that can be computed anew (a grouped product, an einsum): "
+            "low_precision_accumulation does not fit it. Name the operators or layers that it should act on."
+        )
     total = torch.zeros((), dtype=torch.float32, device=y.device)
     for partial in call.product.chunks(chunk):
         total = round_to(name, total + partial)

@@ -24,6 +24,7 @@ from noisescope.inject.watch import Watch
 from noisescope.inject.where import Place
 from noisescope.inject.written import close_written_out, open_written_out
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 Hook = Callable[..., Any]
 _MARK = "_noisescope_place"
 _EPOCHS = itertools.count(1)
@@ -58,7 +59,6 @@ class Instrument(Watch):
                 self.epoch = next(_EPOCHS)
                 self.memo.clear()
                 self._install()
-            self.called = False
             self.actives = (*self.actives, active)
             self.replan()
         # Once per thread: pushed twice, the mode would see every operator twice.
@@ -77,14 +77,14 @@ class Instrument(Watch):
             if not self.actives:
                 self._remove()
 
-    def before(self, place: Place, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def before(self, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """What the hook in front of a module does."""
         if not self.here.places and not is_pushed(self.mode):
             # Another thread than the one that switched the injection on, or a recomputation inside backward().
             push_mode(self.mode)
             self.here.opened = True
-        self.enter(place, args)
-        return open_written_out(self, place, place.written_out, args) if place.written_out else None
+        self.enter(place, args, kwargs)
+        return open_written_out(self, place, place.written_out, (args, kwargs)) if place.written_out else None
 
     def after(self, place: Place, out: Any) -> Any:
         """What the hook behind a module does; `out` is None where the module raised."""
@@ -109,6 +109,7 @@ class Instrument(Watch):
             # Under the same number each time: compiled graphs are guarded by it, and a new one would recompile.
             module._forward_pre_hooks[self.number] = before
             cast(OrderedDict[int, Hook], module._forward_pre_hooks).move_to_end(self.number, last=False)
+            module._forward_pre_hooks_with_kwargs[self.number] = True
             module._forward_hooks[self.number] = after
             module._forward_hooks_always_called[self.number] = True
 
@@ -119,16 +120,16 @@ class Instrument(Watch):
 
 
 def _make_hooks(instrument: Instrument, place: Place) -> tuple[Hook, Hook]:
-    def before(module: Any, args: tuple[Any, ...]) -> Any:
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling():
             mark = module._noisescope_place
             instrument.mode.anchors = (*instrument.mode.anchors, mark)
-            return traced.open_written_out(mark, args)
+            return traced.open_written_out(mark, args, kwargs)
         hooks = cast(OrderedDict[int, Hook], module._forward_hooks)
         if next(reversed(hooks)) != instrument.number:
             # Hooks that were put on later run before ours, so that they still run inside the module.
             hooks.move_to_end(instrument.number)
-        return instrument.before(place, args)
+        return instrument.before(place, args, kwargs)
 
     def after(module: Any, args: tuple[Any, ...], out: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -166,5 +167,10 @@ class _StrayHook:
 
 def _strip(module: nn.Module, number: int) -> None:
     module.__dict__.pop(_MARK, None)
-    for hooks in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called):
+    for hooks in (
+        module._forward_pre_hooks,
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks,
+        module._forward_hooks_always_called,
+    ):
         hooks.pop(number, None)

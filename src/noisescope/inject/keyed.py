@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from noisescope.inject import native
+from noisescope.inject.plain import is_plain
 
 WORD = 0xFFFFFFFFFFFFFFFF
 GOLDEN = 0x9E3779B97F4A7C15
@@ -54,7 +55,7 @@ class Draw:
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal float32, in the shape and on the device of `like`."""
         out = torch.empty(like.shape, dtype=torch.float32, device=like.device)
-        if _takes_native(out):
+        if takes_native(out):
             native.normal_(out, self.key)
             return out
         return portable_normal(out.numel(), self.key, out.device).view(out.shape)
@@ -62,17 +63,17 @@ class Draw:
     def uniform(self, like: Tensor) -> Tensor:
         """Uniform float32 in [0, 1) with 24 bits, in the shape and on the device of `like`."""
         out = torch.empty(like.shape, dtype=torch.float32, device=like.device)
-        if _takes_native(out):
+        if takes_native(out):
             native.uniform_(out, self.key)
             return out
         return portable_uniform(out.numel(), self.key, out.device).view(out.shape)
 
 
-def _takes_native(out: Tensor) -> bool:
+def takes_native(out: Tensor) -> bool:
     """A kernel fills memory behind the back of whoever traces, fakes or records operations."""
     if torch.compiler.is_compiling() or torch._C._is_tracing() or is_in_torch_dispatch_mode():
         return False
-    return out.is_cpu and type(out) is Tensor and native.available()
+    return out.is_cpu and is_plain(out) and native.available()
 
 
 def portable_uniform(count: int, key: int, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ from noisescope.inject import traced
 from noisescope.inject.ops import COMPOSITES, OPERATOR_OF
 from noisescope.inject.tap import tap
 from noisescope.inject.watch import Watch
-from noisescope.inject.written import with_weight_outlets
+from noisescope.inject.written import adds_a_bias, with_weight_outlets
 
 # A graph's code calls operators itself, or through the Python part of a torch function and its dispatcher.
 _DEPTH = 4
@@ -47,7 +47,7 @@ class TapMode(TorchFunctionMode):
                 return COMPOSITES[func](*args, **kwargs)
         places = self.watch.here.places
         if places and places[-1].written_out:
-            args = with_weight_outlets(self.watch, args)
+            args = with_weight_outlets(self.watch, func, args)
         return func(*args, **kwargs)
 
     def _traced(self, operator: str | None, func: Any, args: Any, kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ class TapMode(TorchFunctionMode):
             return traced.tap(mark, operator, func, args, kwargs)
         if func in COMPOSITES or func is checkpoint:
             return traced.refuse(func.__name__)
-        if mark and torch.is_grad_enabled() and has_parameter(args):
+        if mark and torch.is_grad_enabled() and has_parameter(args) and not adds_a_bias(func, args):
             args = traced.with_weight_outlets(mark, args)
         return func(*args, **kwargs)
 

@@ -41,8 +41,10 @@ _SPELLINGS: dict[str, tuple[Any, ...]] = {
         torch.tensordot,
         torch.inner,
         Tensor.inner,
+        torch.dot,
+        Tensor.dot,
     ),
-    "bmm": (torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, Tensor.baddbmm_),
+    "bmm": (torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, Tensor.baddbmm_, torch.addbmm, Tensor.addbmm),
     "attention": (F.scaled_dot_product_attention,),
     "softmax": (torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax),
     "silu": (F.silu,),
@@ -80,6 +82,13 @@ COMPOSITES: dict[Function, Function] = {F.multi_head_attention_forward: _open(F.
 # Their backward reads their own output, so the output must not be changed under autograd's feet.
 KEEPS_OUTPUT = frozenset({"softmax", "attention"})
 
+# The functions whose result is left @ right, plus an addend in front for some.
+_SIMPLE_PRODUCTS: frozenset[Any] = frozenset(
+    {torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.linalg.matmul}
+    | {torch.mm, torch.spmm, Tensor.mm, torch.mv, Tensor.mv, torch.bmm, Tensor.bmm}
+    | {torch.addmm, Tensor.addmm, torch.addmv, Tensor.addmv, torch.baddbmm, Tensor.baddbmm}
+)
+
 # Positions of the operands whose gradients leave the operator: the input and the weight, not the bias.
 _OPERANDS: dict[str, tuple[int, ...]] = {
     "linear": (0, 1),
@@ -94,7 +103,7 @@ _OPERANDS: dict[str, tuple[int, ...]] = {
 }
 _WITH_ADDEND = frozenset(
     {torch.addmm, Tensor.addmm, Tensor.addmm_, torch.addmv, Tensor.addmv, torch.baddbmm, Tensor.baddbmm}
-    | {Tensor.baddbmm_}
+    | {Tensor.baddbmm_, torch.addbmm, Tensor.addbmm}
 )
 _BY_NAME: dict[str, tuple[str, ...]] = {
     "linear": ("input", "weight"),
@@ -144,7 +153,7 @@ def product_of(operator: str, function: Function, call: tuple[tuple[Any, ...], d
     if function is F.linear:
         named = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
         return Product.of_linear(named["input"], named["weight"], named.get("bias"))
-    if operator not in PRODUCTS or function is torch.einsum or kwargs or len(args) > 3:
+    if operator not in PRODUCTS or function not in _SIMPLE_PRODUCTS or kwargs:
         return None
     if function in _WITH_ADDEND:
         return Product.of_linear(args[1], args[2].transpose(-2, -1), args[0])

@@ -170,14 +170,16 @@ class Tally:
 def measure(before: Tensor, after: Tensor) -> Tensor:
     """[compared, changed, squared change, squared value] over the finite values, as a tensor on their device."""
     wide = torch.float32 if before.device.type in ("mps", "npu") else torch.float64
+    work = wide if before.dtype is torch.float64 else torch.float32
     finite = torch.isfinite(before) & torch.isfinite(after)
     changed = (before != after) & ~(torch.isnan(before) & torch.isnan(after))
-    old = torch.where(finite, before, 0).to(torch.float32)
-    error = torch.where(finite, after, 0).to(torch.float32) - old
-    parts = [
-        torch.tensor(before.numel(), dtype=wide, device=before.device),
-        changed.sum(dtype=wide),
-        (error * error).sum(dtype=wide),
-        (old * old).sum(dtype=wide),
-    ]
-    return torch.stack(parts)
+    old = torch.where(finite, before, 0).to(work)
+    error = torch.where(finite, after, 0).to(work) - old
+    counts = [torch.tensor(before.numel(), dtype=wide, device=before.device), changed.sum(dtype=wide)]
+    return torch.stack([*counts, _squares(error, wide), _squares(old, wide)])
+
+
+def _squares(x: Tensor, wide: torch.dtype) -> Tensor:
+    """The sum of squares; scaled by the largest value first, since squares leave the range long before values do."""
+    largest = x.abs().amax().clamp_min(torch.finfo(x.dtype).tiny) if x.numel() else x.new_ones(())
+    return (x / largest).square().sum(dtype=wide) * largest.to(wide).square()

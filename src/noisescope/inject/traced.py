@@ -189,13 +189,15 @@ def outlets_of(number: int) -> Callable[[Any], Any]:
     return outlet
 
 
-def open_written_out(mark: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """While tracing: the arguments of a module that writes its operator out, with outlets; None leaves them."""
+def open_written_out(
+    mark: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """While tracing: the call of a module that writes its operator out, with outlets; None leaves it."""
     number = opened(mark)
     if number == NOWHERE or not torch.is_grad_enabled():
         return None
     outlet = outlets_of(number)
-    return tuple([outlet(a) for a in args])
+    return tuple([outlet(a) for a in args]), {name: outlet(a) for name, a in kwargs.items()}
 
 
 def with_weight_outlets(mark: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -248,7 +250,8 @@ def _run(tensor: Tensor, number: int, phase: str, operand: int = 0) -> None:
             "a compiled graph recomputes its forward inside backward: injected noise would differ between the two. "
             "Switch activation checkpointing off, or train this model uncompiled."
         )
-    watch.called = True
+    for active in watch.actives:
+        active.called = True
     plan = watch.plan(spot.place, spot.operator)
     charges = () if plan is None else plan.forward if phase == "forward" else plan.backward
     for charge in charges:

@@ -10,11 +10,22 @@ import weakref
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from noisescope.core.errors import NoisescopeError
 from noisescope.core.layout import Layout
 from noisescope.inject.active import Active, Charge, Plan
-from noisescope.inject.where import Memo, Pass, Place, Position, Replay, first_tensor, in_backward
+from noisescope.inject.plain import is_plain
+from noisescope.inject.where import (
+    Memo,
+    Pass,
+    Place,
+    Position,
+    Replay,
+    first_tensor,
+    in_backward,
+    in_checkpoint,
+)
 
 _NAMES = itertools.count()
 _LIVE: weakref.WeakValueDictionary[str, Watch] = weakref.WeakValueDictionary()
@@ -34,7 +45,6 @@ class Watch:
         self.actives: tuple[Active, ...] = ()
         self.here = Position()
         self.memo = Memo()
-        self.called = False
         self.epoch = 0
         # Whether a compiled graph carries operators of this model.
         self.traced = False
@@ -47,6 +57,12 @@ class Watch:
             self.places.append(Place(len(self.places), path, layout))
             self.modules.append(weakref.ref(module))
         self.layers += len(layout.layers)
+
+    def still_fits(self, model: nn.Module) -> bool:
+        """Whether the model has the very modules that were learned."""
+        modules = list(model.modules())
+        known = [reference() for reference in self.modules]
+        return len(modules) == len(known) and all(a is b for a, b in zip(modules, known, strict=True))
 
     def replan(self) -> None:
         """Forget every resolved plan; needed when what is injected has changed."""
@@ -90,24 +106,27 @@ class Watch:
         now = self.here.current
         if now is None:
             return (0,) * len(charges)
-        first = self.here.first
-        return tuple(now.number - first.get((c.active.serial, now.top), 0) for c in charges)
+        return tuple(now.number - now.first.get(c.active.serial, 0) for c in charges)
 
-    def enter(self, place: Place, args: tuple[Any, ...]) -> None:
+    def enter(self, place: Place, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module begins to run."""
         here = self.here
         if here.epoch != self.epoch:
             here.restart(self.epoch)
-        tensor = first_tensor(args)
+        tensor = first_tensor(args, kwargs)
         if here.places and here.places[0] is place:
             # A trace that was given up left its modules behind.
             here.places.clear()
         if not here.places:
-            self.called = True
+            for active in self.actives:
+                active.called = True
             here.current = self._recomputed(place, tensor) if in_backward() else self._new_pass(place)
         here.places.append(place)
-        if tensor is not None and here.current is not None and not here.current.recomputing:
-            self.memo.note(place, tensor, here.current.number)
+        now = here.current
+        if now is None or now.recomputing or tensor is None or not is_plain(tensor):
+            return
+        if in_checkpoint(now, tensor):
+            self.memo.note(place, tensor, now)
 
     def leave(self, place: Place) -> None:
         """A module has run, or has raised."""
@@ -120,20 +139,30 @@ class Watch:
     def _new_pass(self, place: Place) -> Pass:
         number = self.here.passes.get(place.index, 0)
         self.here.passes[place.index] = number + 1
-        self.memo.latest = number
-        for active in self.actives:
-            self.here.first.setdefault((active.serial, place.index), number)
-        return Pass(number, place.index, learning=torch.is_grad_enabled())
+        first = {a.serial: self.here.first.setdefault((a.serial, place.index), number) for a in self.actives}
+        return Pass(number, place.index, first, learning=torch.is_grad_enabled())
 
-    def _recomputed(self, place: Place, tensor: Any) -> Pass:
-        replay = self.here.replay
+    def _recomputed(self, place: Place, tensor: Tensor | None) -> Pass:
+        task, replay = torch._C._current_graph_task_id(), self.here.replay
+        replay = replay if replay is not None and replay.task == task else None
         if replay is None or replay.layer != place.layer or place.index in replay.seen:
-            # The first module of a recomputation gets the very tensor that its layer kept; the inputs of later ones are
-            # made anew, and the address of one may be that of any tensor of long ago.
-            number = self.memo.recall(place, tensor)
-            replay = self.here.replay = Replay(place.layer, self.memo.latest if number is None else number)
+            # The first module of a segment gets the very tensor that the checkpoint kept. The inputs of later ones are
+            # made anew, also those of later layers in one segment: they belong to the segment that is being repeated.
+            first_run = self.memo.recall(place, tensor) or (replay.first_run if replay is not None else None)
+            replay = self.here.replay = Replay(task, place.layer, first_run or self._guess(place))
         replay.seen.add(place.index)
-        return Pass(replay.number, place.index, recomputing=True)
+        before = replay.first_run
+        return Pass(before.number, before.top, before.first, recomputing=True)
+
+    def _guess(self, place: Place) -> Pass:
+        only = self.memo.only()
+        if only is None:
+            raise NoisescopeError(
+                f"the recomputation of {place.path or 'the model'} in backward cannot be matched with its first run: "
+                "it would get other noise and the gradients would be wrong. Pass the inputs of checkpointed modules as "
+                "tensors of their own, or switch checkpointing off."
+            )
+        return only
 
 
 def by_name(name: str) -> Watch | None:

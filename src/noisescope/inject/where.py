@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from noisescope.core.layout import Layout
 from noisescope.core.records import Site
+from noisescope.inject.plain import is_plain
 
 _MEMO_LIMIT = 65536
 
@@ -43,6 +45,8 @@ class Pass:
 
     number: int
     top: int
+    # For each injection, the first pass that it saw: it counts from there.
+    first: dict[int, int] = field(default_factory=dict)
     recomputing: bool = False
     learning: bool = True
     ordinals: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -52,10 +56,11 @@ class Pass:
 
 @dataclass(slots=True)
 class Replay:
-    """The recomputation of one layer inside backward: the pass that it repeats, and the modules it has reached."""
+    """The recomputation of one segment inside one backward: the pass that it repeats, and the modules reached."""
 
+    task: int
     layer: int | None
-    number: int
+    first_run: Pass
     seen: set[int] = field(default_factory=set)
 
 
@@ -95,29 +100,54 @@ class Position(threading.local):
 
 
 class Memo:
-    """Which pass a module's input belonged to, so that a recomputation under checkpointing finds its first run.
+    """Which pass the input of a checkpointed module belonged to, so that a recomputation finds its first run.
 
-    Both kinds of checkpointing keep a layer's input alive until its backward, so its address identifies it.
+    Both kinds of checkpointing keep the storage of a segment's input alive until its backward, so that storage
+    identifies the pass. An entry whose storage has died is worth nothing: another tensor may live there now.
     """
 
     def __init__(self) -> None:
-        self._pass_of: dict[tuple[int, int], int] = {}
-        self.latest = 0
+        self._passes: dict[tuple[int, int], list[tuple[StorageWeakRef, Pass]]] = {}
 
-    def note(self, place: Place, tensor: Tensor, number: int) -> None:
+    def note(self, place: Place, tensor: Tensor, now: Pass) -> None:
         """Remember the pass of an input."""
-        self._pass_of[(place.index, tensor.data_ptr())] = number
-        if len(self._pass_of) > _MEMO_LIMIT:
-            del self._pass_of[next(iter(self._pass_of))]
+        entries = self._passes.setdefault(self._key(place, tensor), [])
+        entries[:] = [entry for entry in entries if not entry[0].expired()]
+        entries.append((StorageWeakRef(tensor.untyped_storage()), now))
+        if len(self._passes) > _MEMO_LIMIT:
+            self._passes = {k: e for k, e in self._passes.items() if any(not ref.expired() for ref, _ in e)}
 
-    def recall(self, place: Place, tensor: Tensor | None) -> int | None:
-        """The pass in which this module last saw this input."""
-        return None if tensor is None else self._pass_of.get((place.index, tensor.data_ptr()))
+    def recall(self, place: Place, tensor: Tensor | None) -> Pass | None:
+        """The last pass in which this module saw this input and that was not recalled yet."""
+        if tensor is None or not is_plain(tensor):
+            return None
+        entries = [e for e in self._passes.get(self._key(place, tensor), []) if not e[0].expired()]
+        if not entries:
+            return None
+        if len(entries) > 1:
+            # Seen in several passes: autograd goes through them backwards.
+            self._passes[self._key(place, tensor)] = entries[:-1]
+        return entries[-1][1]
+
+    def only(self) -> Pass | None:
+        """The one pass that is remembered, if there is just one."""
+        alive = {id(now): now for entries in self._passes.values() for ref, now in entries if not ref.expired()}
+        return next(iter(alive.values())) if len(alive) == 1 else None
 
     def clear(self) -> None:
         """Forget all inputs."""
-        self._pass_of.clear()
-        self.latest = 0
+        self._passes.clear()
+
+    @staticmethod
+    def _key(place: Place, tensor: Tensor) -> tuple[int, int]:
+        return place.index, tensor.data_ptr()
+
+
+def in_checkpoint(now: Pass, tensor: Tensor) -> bool:
+    """Whether a checkpoint runs its first forward here: one kind hooks what autograd saves, the other saves nothing."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return True
+    return not torch.is_grad_enabled() and (now.learning or tensor.requires_grad)
 
 
 def in_backward() -> bool:
@@ -125,6 +155,6 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def first_tensor(args: tuple[Any, ...]) -> Tensor | None:
-    """The first tensor among positional arguments."""
-    return next((a for a in args if isinstance(a, Tensor)), None)
+def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The first tensor among the arguments."""
+    return next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)

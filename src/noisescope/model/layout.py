@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 from torch import nn
 
 from noisescope.core.layout import Layout
@@ -15,19 +13,15 @@ LINEAR_CLASSES = ("Conv1D",)
 # Their products turn positions into angles and see no activation.
 PASSED_OVER_ENDINGS = ("RotaryEmbedding", "RotaryPositionalEmbedding")
 
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, Layout] = weakref.WeakKeyDictionary()
-
 
 def layout_of(model: nn.Module) -> Layout:
-    """The layout of a model, worked out once."""
-    if model not in _KNOWN:
-        _KNOWN[model] = Layout(
-            layers=find_layers(model),
-            written_out=find_written_out(model),
-            linear=_paths(model, lambda name: name in LINEAR_CLASSES),
-            passed_over=_paths(model, lambda name: name.endswith(PASSED_OVER_ENDINGS)),
-        )
-    return _KNOWN[model]
+    """The layout of a model as it is now."""
+    return Layout(
+        layers=find_layers(model),
+        written_out=find_written_out(model),
+        linear=_paths(model, lambda name: name in LINEAR_CLASSES),
+        passed_over=_paths(model, lambda name: name.endswith(PASSED_OVER_ENDINGS)),
+    )
 
 
 def _paths(model: nn.Module, fits: object) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from noisescope.core.errors import BadInputError, NoisescopeError
 from noisescope.core.records import Corruption, Injection, Site, noise
-from noisescope.core.vocabulary import OPERATORS
+from noisescope.core.vocabulary import OPERATOR_ALIASES, OPERATORS
 from noisescope.inject.active import Active, Sensor
 from noisescope.inject.instrument import Instrument
 from noisescope.inject.tally import Tally
@@ -37,7 +37,10 @@ def inject(
     selected was never reached, and NoEffectError if injections were made and not one value changed.
     """
     asked = Injection.of(corruption, layers=layers, operators=operators, phases=phases, seed=seed)
-    return Injecting(model, asked)
+    named = [operators] if isinstance(operators, str) else list(operators or ())
+    injecting = Injecting(model, asked)
+    injecting.accept_either(tuple(OPERATOR_ALIASES[name] for name in named if name in OPERATOR_ALIASES))
+    return injecting
 
 
 class Injecting:
@@ -52,13 +55,20 @@ class Injecting:
         self._active = Active(injection, sensor)
         self._active.check_layers(self.instrument.layers)
 
+    def accept_either(self, groups: tuple[tuple[str, ...], ...]) -> None:
+        """Of each group of operators one has to fire, not all."""
+        self._active.either = groups
+
     @property
     def stats(self) -> Tally:
         """What was injected so far."""
         return self._active.stats
 
     def __enter__(self) -> Injecting:
+        if self._active in self.instrument.actives:
+            raise BadInputError("this injection is already on: make a second one with inject(...) to nest it.")
         self._active.stats.reset()
+        self._active.called = False
         self._active.runs.clear()
         self.instrument.start(self._active)
         return self
@@ -66,10 +76,10 @@ class Injecting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        met, called = self.instrument.met, self.instrument.called
+        met = self.instrument.met
         self.instrument.stop(self._active)
         if kind is None and self.strict:
-            self._active.verify(met, called)
+            self._active.verify(met)
         if error is not None and type(error).__module__.startswith("torch._dynamo"):
             _raise_what_the_compiler_wrapped(error)
 
@@ -88,10 +98,13 @@ def instrument_of(model: nn.Module) -> Instrument:
     if not isinstance(model, nn.Module):
         raise BadInputError(f"model {type(model).__name__}: expected a torch.nn.Module.")
     model = getattr(model, "_orig_mod", model)
-    if model not in _INSTRUMENTS:
-        instrument = _INSTRUMENTS[model] = Instrument()
-        instrument.attach(model, layout_of(model))
-    return _INSTRUMENTS[model]
+    known = _INSTRUMENTS.get(model)
+    if known is None or not known.still_fits(model):
+        if known is not None and known.actives:
+            raise BadInputError("the model's modules were changed while an injection is on; leave its block first.")
+        known = _INSTRUMENTS[model] = Instrument()
+        known.attach(model, layout_of(model))
+    return known
 
 
 def sites(model: nn.Module) -> list[Site]:

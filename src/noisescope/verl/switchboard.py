@@ -117,7 +117,8 @@ class Switchboard:
                 self._learn(model, layout_of(model))
             self._known.add(module)
         # Its own hooks come too late for this one call; those of a model inside a compiled one do not.
-        return self.instrument.before(self._place_of(module), args) if model is module else None
+        call = self.instrument.before(self._place_of(module), args, {}) if model is module else None
+        return None if call is None else call[0]
 
     def _place_of(self, module: nn.Module) -> Place:
         """The place of a known module; where a model was learned twice, as a part and as a whole, the last one."""

@@ -187,7 +187,11 @@ def variables_read() -> set[str]:
 
 
 def test_the_tables_of_variables_are_those_of_the_code() -> None:
-    shown = {name for name in variables_shown() if name.startswith(("NOISESCOPE_", "VERL_", "XDG_")) or name == "CC"}
+    shown = {
+        name
+        for name in variables_shown()
+        if name.startswith(("NOISESCOPE_", "VERL_", "XDG_")) or name in ("CC", "TERM")
+    }
     assert shown == variables_read()
 
 

@@ -35,7 +35,18 @@ _HOME = {
     "screen": "noisescope.sweep.screening",
     "sites": "noisescope.sweep.injecting",
 }
-__all__ = ["Corruption", "NoisescopeError", "Site", "__version__", "fault", "inject", "load", "noise", "screen", "sites"]
+__all__ = [
+    "Corruption",
+    "NoisescopeError",
+    "Site",
+    "__version__",
+    "fault",
+    "inject",
+    "load",
+    "noise",
+    "screen",
+    "sites",
+]
 
 
 class _CallableRoom(ModuleType):

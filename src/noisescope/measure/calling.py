@@ -1,0 +1,82 @@
+"""Calls a model on a batch and finds in what it gives the logits or the last hidden state.
+
+It judges neither. A model is whatever can be called with the tensors of a batch as keywords.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisescope.core.errors import BadInputError
+
+Model = Callable[..., Any]
+# Two runs that should be the same to rounding differ by less than this share of the largest logit, even in bfloat16.
+CAUSAL_TOLERANCE = 0.05
+PROBE_LENGTH = 8
+
+
+def device_of(model: Model) -> torch.device:
+    """Where a model's first parameter is; the CPU for what has none."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    return next((weight.device for weight in parameters), torch.device("cpu"))
+
+
+def accepts(model: Model, name: str) -> bool:
+    """Whether a keyword of this name reaches the model."""
+    called = model.forward if isinstance(model, nn.Module) else model
+    parameters = inspect.signature(called).parameters
+    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def field(output: object, name: str) -> Any:
+    """A named part of what a model gave, or None."""
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+
+
+def logits_of(output: object) -> Tensor:
+    """The logits [row, position, token] in what a model gave."""
+    found = output if isinstance(output, Tensor) else field(output, "logits")
+    if isinstance(output, tuple) and output and not isinstance(found, Tensor):
+        found = output[0]
+    if isinstance(found, Tensor) and found.ndim == 3:
+        return found
+    given = ", ".join(output) if isinstance(output, Mapping) else type(output).__name__
+    raise BadInputError(
+        f"the model gives no logits for every token (it gives {given}); expected a causal language model. For an "
+        "encoder take the metric embedding_shift."
+    )
+
+
+def hidden_of(model: Model, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The last hidden state [row, position, channel] of a model on a batch."""
+    more = {"output_hidden_states": True} if accepts(model, "output_hidden_states") else {}
+    output = model(**inputs, **more)
+    found = field(output, "last_hidden_state")
+    if found is None:
+        states = field(output, "hidden_states")
+        found = states[-1] if states else None
+    if found is None and isinstance(output, Tensor):
+        found = output
+    if isinstance(found, Tensor) and found.ndim == 3:
+        return found
+    raise BadInputError("the model gives no last hidden state; expected one, for an embedding to be made of it.")
+
+
+def require_causal(model: Model, inputs: Mapping[str, Tensor]) -> None:
+    """Raise unless the logits at a position stay as they are when a later token changes."""
+    ids = inputs["input_ids"][:1, :PROBE_LENGTH].repeat(2, 1)
+    if ids.shape[1] < 2:
+        return
+    ids[1, -1] = ids[0, 0] if ids[1, -1] != ids[0, 0] else (ids[0, 0] + 1) % max(2, int(ids.max()))
+    logits = logits_of(model(input_ids=ids, attention_mask=torch.ones_like(ids)))[:, :-1].float()
+    one, other = logits.nan_to_num()
+    if (one - other).abs().max() > CAUSAL_TOLERANCE * one.abs().max():
+        raise BadInputError(
+            "the model's logits at a token depend on the tokens behind it, so they do not foretell them; expected a "
+            "causal language model. For an encoder take the metric embedding_shift."
+        )

@@ -1,0 +1,122 @@
+"""Generates the likeliest continuation of every prompt of a batch, and says whether its last number is the right one.
+
+It samples nothing, and it needs no `generate` of the model: whatever can be called with tokens will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisescope.measure.batches import PLAIN_QUESTION, Batch, Prepared, Settings
+from noisescope.measure.calling import Model, accepts, field, logits_of
+from noisescope.measure.workload import Question, final_number
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Per row: the new tokens without the one that ended them, and at how many of them the logits were not finite."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    broken: tuple[int, ...]
+
+
+def stop_tokens(model: Model, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end an answer, as the model and its tokenizer name them."""
+    named = [getattr(getattr(model, part, None), "eos_token_id", None) for part in ("generation_config", "config")]
+    named.append(getattr(tokenizer, "eos_token_id", None))
+    return frozenset(
+        token for one in named for token in (one if isinstance(one, list) else [one]) if isinstance(token, int)
+    )
+
+
+def generate(model: Model, batch: Batch, settings: Settings, stops: Collection[int]) -> Generated:
+    """The likeliest token after each prompt, again and again, until it is a stop token or there is no room."""
+    if len(set(batch.lengths)) > 1 and not accepts(model, "position_ids"):
+        return _one_by_one(model, batch, settings, stops)
+    state = _State(model, batch)
+    limits = [min(settings.max_new_tokens, settings.max_length - length + 1) for length in batch.lengths]
+    tokens: list[list[int]] = [[] for _ in batch.lengths]
+    broken, open_rows = [0] * len(tokens), set(range(len(tokens)))
+    while True:
+        logits = state.next_logits()
+        # Under NaN there is no likeliest token; the first of the largest finite values is as repeatable as one.
+        chosen = logits.nan_to_num(nan=torch.finfo(logits.dtype).min).argmax(-1)
+        failed = (~logits.logsumexp(-1).isfinite()).tolist()
+        for row, token in enumerate(chosen.tolist()):
+            if row not in open_rows:
+                continue
+            broken[row] += failed[row]
+            if token in stops:
+                open_rows.discard(row)
+                continue
+            tokens[row].append(token)
+            if len(tokens[row]) >= limits[row]:
+                open_rows.discard(row)
+        if not open_rows:
+            return Generated(tuple(map(tuple, tokens)), tuple(broken))
+        state.append(chosen)
+
+
+def _one_by_one(model: Model, batch: Batch, settings: Settings, stops: Collection[int]) -> Generated:
+    """Without positions of its own choosing, a model would count padding in front of a prompt: each row runs alone."""
+    tokens: list[tuple[int, ...]] = []
+    broken: list[int] = []
+    for row, length in enumerate(batch.lengths):
+        inputs = {name: tensor[row : row + 1, -length:] for name, tensor in batch.inputs.items()}
+        alone = generate(model, replace(batch, inputs=inputs, lengths=(length,)), settings, stops)
+        tokens += alone.tokens
+        broken += alone.broken
+    return Generated(tuple(tokens), tuple(broken))
+
+
+class _State:
+    """A batch of growing rows. Where the model gives its keys and values, only the newest token is run."""
+
+    def __init__(self, model: Model, batch: Batch) -> None:
+        self.model, self.mask = model, batch.inputs["attention_mask"]
+        self.fresh = batch.inputs["input_ids"]
+        self.past: Any = None
+        self.takes_positions = accepts(model, "position_ids")
+        self.keeps = {"use_cache": True} if accepts(model, "past_key_values") and accepts(model, "use_cache") else {}
+
+    def next_logits(self) -> Tensor:
+        more: dict[str, Any] = dict(self.keeps)
+        if self.takes_positions:
+            positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
+            more["position_ids"] = positions[:, -self.fresh.shape[1] :]
+        if self.past is not None:
+            more["past_key_values"] = self.past
+        output = self.model(input_ids=self.fresh, attention_mask=self.mask, **more)
+        self.past = field(output, "past_key_values") if self.keeps else None
+        last = logits_of(output)[:, -1]
+        return last.to(torch.promote_types(last.dtype, torch.float32))
+
+    def append(self, tokens: Tensor) -> None:
+        newest = tokens[:, None]
+        self.fresh = newest if self.past is not None else torch.cat([self.fresh, newest], 1)
+        self.mask = torch.cat([self.mask, torch.ones_like(newest)], 1)
+
+
+def answered(prepared: Prepared, batch: Batch, seen: Generated) -> list[tuple[float, int]]:
+    """Per row: 1 if the last number of what was generated is the right one, and the count of broken positions.
+
+    A row with a broken position is wrong whatever came of it.
+    """
+    marks = []
+    for sample, tokens, broken in zip(batch.samples, seen.tokens, seen.broken, strict=True):
+        item = prepared.workload.items[sample]
+        said = final_number(spoken(prepared.tokenizer, tokens))
+        right = isinstance(item, Question) and said is not None and said == final_number(item.answer)
+        marks.append((float(right and not broken), broken))
+    return marks
+
+
+def spoken(tokenizer: Any, tokens: Collection[int]) -> str:
+    """The text of generated tokens, up to where the model goes on to ask a question of its own."""
+    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)
+    return text.partition("\n" + PLAIN_QUESTION.partition("{")[0].strip())[0]

@@ -165,9 +165,9 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """Every line that holds something, with its number."""
     try:
         with file.open("rb") as source:
-            for number, line in enumerate(iter(lambda: source.readline(LINE_LIMIT + 1), b""), start=1):
-                if text := _decoded(file, number, line).strip():
-                    yield number, text
+            pieces = enumerate(iter(lambda: source.readline(LINE_LIMIT + 1), b""), start=1)
+            texts = ((number, _decoded(file, number, line).strip()) for number, line in pieces)
+            yield from ((number, text) for number, text in texts if text)
     except OSError as problem:
         raise BadInputError(f"{file}: {problem.strerror}; expected a JSONL file with {ACCEPTED}.") from None
 

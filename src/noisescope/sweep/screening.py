@@ -13,11 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -25,39 +22,10 @@ from noisescope.core.errors import BadInputError
 from noisescope.core.records import Injection, Site, is_number, noise
 from noisescope.core.vocabulary import OPERATORS
 from noisescope.inject.keyed import Draw, mix, site_key
+from noisescope.measure.profile import Profile
 from noisescope.sweep.injecting import Injecting
 
 Batch = Mapping[str, Tensor]
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Predicted harm of relative noise of one scale, in nats of KL per token.
-
-    `harm` is by (layer, operator), `by_site` finer, `channels` finest: one value per index of the last dimension.
-    """
-
-    scale: float
-    tokens: int
-    draws: int
-    by_site: Mapping[Site, float]
-    channels: Mapping[Site, Floats] = field(repr=False)
-
-    @property
-    def harm(self) -> dict[tuple[int | None, str], float]:
-        """Predicted harm by (layer, operator)."""
-        found: dict[tuple[int | None, str], float] = {}
-        for site, value in self.by_site.items():
-            key = (site.layer, site.operator)
-            found[key] = found.get(key, 0.0) + value
-        return found
-
-    def at_scale(self, scale: float) -> Profile:
-        """The same prediction for another scale: harm grows with its square."""
-        factor = (scale / self.scale) ** 2
-        by_site = {site: value * factor for site, value in self.by_site.items()}
-        return Profile(scale, self.tokens, self.draws, by_site, {s: c * factor for s, c in self.channels.items()})
 
 
 def screen(

@@ -1,0 +1,88 @@
+"""The command `noisescope`: reads what was asked, runs it, and turns every outcome into an exit status.
+
+It measures nothing and decides nothing. Nothing heavy is imported before a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+from noisescope import __version__
+from noisescope.core.errors import NoisescopeError
+
+PASS, LIMIT_BROKEN, FAILED, INTERRUPTED = 0, 1, 2, 3
+COMMANDS = ("sites", "status")
+_STATUSES = """exit status:
+  0  pass
+  1  a limit was broken, or a fault was found
+  2  bad input, or failure
+  3  interrupted; repeating the command goes on from there"""
+
+
+class Command(Protocol):
+    """A module of this room that is one command."""
+
+    SUMMARY: str
+    EXAMPLE: str
+
+    def arguments(self, parser: argparse.ArgumentParser, /) -> None:
+        """Add what the command takes."""
+
+    def run(self, asked: argparse.Namespace, /) -> int:
+        """Do it, and say with which status."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit status."""
+    asked = parser().parse_args(arguments)
+    try:
+        status: int = asked.run(asked)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; what is still to be flushed has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PASS
+    except KeyboardInterrupt as stop:
+        return _say(str(stop) or "interrupted", INTERRUPTED)
+    except NoisescopeError as problem:
+        return _say(str(problem), FAILED)
+    except Exception as problem:
+        if os.environ.get("NOISESCOPE_TRACEBACK"):
+            raise
+        seen = " ".join(f"{type(problem).__name__}: {problem}".split())
+        return _say(f"{seen}. This was not foreseen; NOISESCOPE_TRACEBACK=1 shows where it happened.", FAILED)
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line with its help."""
+    whole = argparse.ArgumentParser(
+        prog="noisescope",
+        description="Finds the fragile operators, layers and channels of a language model by injecting noise.",
+        epilog=f"{_STATUSES}\n\nexample:\n  noisescope sites demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    whole.add_argument("--version", action="version", version=f"noisescope {__version__}")
+    commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        command = cast(Command, import_module(f"noisescope.cli.{name}"))
+        one = commands.add_parser(
+            name,
+            help=command.SUMMARY,
+            description=command.__doc__,
+            epilog=f"example:\n  {command.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.arguments(one)
+        one.set_defaults(run=command.run)
+    return whole
+
+
+def _say(message: str, status: int) -> int:
+    sys.stderr.write(f"noisescope: {message}\n")
+    return status

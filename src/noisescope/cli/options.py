@@ -1,0 +1,145 @@
+"""The options that several commands share, and the objects that they ask for.
+
+It has no option of one command alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from noisescope.core.errors import BadInputError, unknown_name
+
+if TYPE_CHECKING:
+    from noisescope.measure.workload import Workload
+    from noisescope.sweep.subject import Subject
+
+DEVICES = ("cpu", "cuda", "npu", "mps", "xpu")
+DEMO, TASK = "demo:", "task:"
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """MODEL and how it is loaded."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="Hugging Face folder or name, GGUF file, checkpoint with --config-from, or demo (SmolLM2-135M-Instruct)",
+    )
+    group = parser.add_argument_group("loading")
+    group.add_argument("--device", default="cpu", metavar="D", help=f"{', '.join(DEVICES)}, or one by number: cuda:1")
+    group.add_argument("--dtype", metavar="T", help="float32, bfloat16 or float16; as the weights are, if left out")
+    group.add_argument(
+        "--config-from", metavar="M", help="folder, config.json or name for a checkpoint of bare weights"
+    )
+    group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+
+
+def load_subject(asked: argparse.Namespace) -> Subject:
+    """The model that was asked for, ready and checked."""
+    from noisescope.sweep.subject import load
+
+    return load(asked.model, **how_to_load(asked))
+
+
+def how_to_load(asked: argparse.Namespace) -> dict[str, Any]:
+    """What `load` is told besides the source."""
+    names = ("device", "dtype", "config_from", "trust_remote_code")
+    return {name: getattr(asked, name) for name in names}
+
+
+def add_data(parser: argparse.ArgumentParser, samples: int) -> None:
+    """The workload, its size and its metric."""
+    group = parser.add_argument_group("data")
+    group.add_argument(
+        "--data",
+        default=f"{DEMO}choices",
+        metavar="F",
+        help="JSONL file; demo:choices, demo:questions or demo:texts; task:NAME of lm-evaluation-harness "
+        "(default: %(default)s)",
+    )
+    group.add_argument("--metric", metavar="NAME", help="accuracy where the items allow it, else nll, if left out")
+    group.add_argument(
+        "--samples", "-n", type=count, default=samples, metavar="N", help="items that are used (default: %(default)s)"
+    )
+
+
+def read_data(text: str, samples: int | None) -> Workload:
+    """The workload that `--data` names."""
+    from noisescope.measure.harness import read_task
+    from noisescope.measure.workload import demo_workload, read_workload
+
+    if text.startswith(DEMO):
+        return demo_workload(text.removeprefix(DEMO), limit=samples)
+    if text.startswith(TASK):
+        return read_task(text.removeprefix(TASK), limit=samples)
+    return read_workload(text, limit=samples)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """The run folder and who does the work."""
+    group = parser.add_argument_group("run")
+    group.add_argument("--out", type=Path, metavar="RUN", help="run folder; the same command with it goes on there")
+    group.add_argument(
+        "--seeds", type=count, default=3, metavar="N", help="noise draws per item (default: %(default)s)"
+    )
+    group.add_argument(
+        "--seed", type=whole, default=0, metavar="N", help="where the noise begins (default: %(default)s)"
+    )
+    group.add_argument(
+        "--workers", type=count, default=1, metavar="N", help="processes, one model copy each (default: 1)"
+    )
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    return _number(text, int, "a whole number of at least 1", lambda n: n >= 1)
+
+
+def whole(text: str) -> int:
+    """A whole number."""
+    return _number(text, int, "a whole number", lambda _: True)
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    return _number(text, float, "a finite number above 0", lambda x: 0 < x < math.inf)
+
+
+def _number(text: str, kind: Callable[[str], Any], expected: str, fits: Callable[[Any], bool]) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not fits(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}.")
+    return value
+
+
+def levels(text: str) -> tuple[float, ...]:
+    """Comma-separated noise levels that rise from 0 or above."""
+    found = tuple(
+        _number(part, float, "numbers such as 0,0.05,0.10", lambda x: 0 <= x < math.inf) for part in text.split(",")
+    )
+    if sorted(set(found)) != list(found):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected levels that rise, such as 0,0.05,0.10.")
+    return found
+
+
+def one_of(what: str, names: Collection[str]) -> Callable[[str], str]:
+    """A reader of one name out of a closed list, which finds the nearest match of a wrong one."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(str(unknown_name(what, text, names)))
+        return text
+
+    return read
+
+
+def require(held: object, option: str, why: str) -> None:
+    """Refuse to go on without an option."""
+    if held is None:
+        raise BadInputError(f"{option} is missing: {why}")

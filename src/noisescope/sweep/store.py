@@ -149,6 +149,24 @@ class Store:
             raise RunFolderError(f"{path}: damaged; its content does not match its name. Delete it and repeat the run.")
         return dict(load(data))
 
+    def keep(self, name: str, key: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Keep what was observed once, under a name; the key says of what, so that another question finds nothing."""
+        text = json.dumps({"schema": SCHEMA, "key": key, "blob": self.save_blob(arrays)}, indent=1)
+        self._put(self.folder / f"kept-{_checked(name)}.json", f"{text}\n".encode())
+
+    def kept(self, name: str, key: str) -> dict[str, np.ndarray[Any, Any]] | None:
+        """What `keep` kept under this name for this key; None if there is nothing, or what is for another key."""
+        path = self.folder / f"kept-{_checked(name)}.json"
+        try:
+            plain = parse(path.read_text(encoding="utf-8"))
+            return self.load_blob(plain["blob"]) if (plain["schema"], plain["key"]) == (SCHEMA, key) else None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise RunFolderError(
+                f"{path}: not what noisescope keeps there ({problem}). Delete it and repeat the run."
+            ) from problem
+
     def save_findings(self, name: str, findings: Sequence[Finding]) -> Path:
         """Write what was concluded, in place of what was concluded before. It can be deleted at any time."""
         path = self.folder / f"finding-{_checked(name)}.json"

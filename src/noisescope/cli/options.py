@@ -9,7 +9,7 @@ import argparse
 import math
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from noisescope.core.errors import BadInputError, unknown_name
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from noisescope.sweep.subject import Subject
 
 DEVICES = ("cpu", "cuda", "npu", "mps", "xpu")
+N = TypeVar("N", int, float)
 DEMO, TASK = "demo:", "task:"
 
 
@@ -108,12 +109,12 @@ def positive(text: str) -> float:
     return _number(text, float, "a finite number above 0", lambda x: 0 < x < math.inf)
 
 
-def _number(text: str, kind: Callable[[str], Any], expected: str, fits: Callable[[Any], bool]) -> Any:
+def _number(text: str, kind: Callable[[str], N], expected: str, fits: Callable[[N], bool]) -> N:
     try:
         value = kind(text)
     except ValueError:
-        value = None
-    if value is None or not fits(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}.") from None
+    if not fits(value):
         raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}.")
     return value
 

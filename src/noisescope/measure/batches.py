@@ -7,9 +7,9 @@ noise depends on the shapes of tensors and a trial must be repeatable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from noisescope.core.codec import key_of
 from noisescope.core.errors import BadInputError
 from noisescope.measure.metrics import Metric, View, metric_for
-from noisescope.measure.workload import Choice, Item, Question, Text, Workload
+from noisescope.measure.workload import Choice, Item, Question, Text, Workload, span
 
 # Some chat templates write the date of today, which would make tomorrow's trial another one.
 TEMPLATE_DAY = datetime(2024, 7, 26)
@@ -56,43 +56,79 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A scored stretch of a row: the logits from position `start` on should foretell `targets`.
+class Stretch:
+    """What is scored as one: a choice of a sample, or all that is scored of it.
 
-    `size` is the length of the stretch's text in bytes.
+    `size` is the length of a choice in bytes, `right` whether it is the right one.
     """
 
     sample: int
-    choice: int
+    choice: int = 0
+    size: int = 0
+    right: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a stretch is in its row: the logits from position `start` on should foretell `targets`."""
+
+    stretch: Stretch
     start: int
     targets: tuple[int, ...]
-    size: int
 
 
 @dataclass(frozen=True)
 class Row:
-    """The tokens of one row of a batch, the sample they are of, and what of them is scored."""
+    """The tokens of one row of a batch, the sample they are of, and what of them is scored.
+
+    `answer` is what should be generated behind them.
+    """
 
     sample: int
     tokens: tuple[int, ...]
     pieces: tuple[Piece, ...] = ()
+    answer: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Padded rows. Scored position k is at `rows[k]`, `positions[k]`, foretells `targets[k]`, and is in `owner[k]`.
+    """Padded rows, with the sample, the number of tokens and the answer of each.
 
-    `owner` counts through `pieces`, the scored stretches of all rows.
+    Scored position k is at `rows[k]`, `positions[k]`, foretells `targets[k]`, and is in stretch `owner[k]`.
     """
 
     inputs: dict[str, Tensor]
     samples: tuple[int, ...]
     lengths: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    answers: tuple[str, ...]
+    stretches: tuple[Stretch, ...]
     rows: Tensor
     positions: Tensor
     targets: Tensor
     owner: Tensor
+
+
+class Samples(Protocol):
+    """What a model is judged on: samples in order, cut into batches, under one metric. The key names all of it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> str: ...
+    @property
+    def metric(self) -> Metric: ...
+    @property
+    def view(self) -> View: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def key(self) -> str: ...
+    def __len__(self) -> int: ...
+    def batches(
+        self, start: int = 0, stop: int | None = None, device: torch.device | str = "cpu"
+    ) -> Sequence[Batch]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,14 +143,27 @@ class Prepared:
     key: str
 
     @property
+    def name(self) -> str:
+        """The name of the workload."""
+        return self.workload.name
+
+    @property
+    def shape(self) -> str:
+        """The shape of its items."""
+        return self.workload.shape
+
+    @property
     def view(self) -> View:
         """What of an item is shown and scored."""
-        return self.metric.views[self.workload.shape]
+        return self.metric.views[self.shape]
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def batches(self, start: int = 0, stop: int | None = None, device: torch.device | str = "cpu") -> list[Batch]:
         """The batches of a slice of the samples: rows of like length together, as many as the settings allow."""
-        end = start + len(self.workload.part(start, stop))
-        rows = sorted((row for of_one in self.rows[start:end] for row in of_one), key=lambda row: len(row.tokens))
+        chosen = self.rows[slice(*span(self, start, stop))]
+        rows = sorted((row for of_one in chosen for row in of_one), key=lambda row: len(row.tokens))
         left, pad = self.view == "generation", _pad_token(self.tokenizer)
         return [_batch(group, pad, left, device) for group in _groups(rows, self.settings.tokens_per_batch)]
 
@@ -158,12 +207,13 @@ def _batch(rows: Sequence[Row], pad: int, left: bool, device: torch.device | str
     scored = [
         (i, piece.start + k, target, n) for n, (i, piece) in enumerate(pieces) for k, target in enumerate(piece.targets)
     ]
-    columns = torch.tensor(scored, dtype=torch.long, device=device).reshape(-1, 4).unbind(1)
+    columns = torch.tensor(scored, dtype=torch.long, device=device).reshape(-1, 4).t().contiguous()
     return Batch(
         {"input_ids": ids.to(device), "attention_mask": mask.to(device)},
         tuple(row.sample for row in rows),
         tuple(len(row.tokens) for row in rows),
-        tuple(piece for _, piece in pieces),
+        tuple(row.answer for row in rows),
+        tuple(piece.stretch for _, piece in pieces),
         *columns,
     )
 
@@ -187,7 +237,7 @@ class _Maker:
         if view == "generation":
             tokens = self._open(item)
             self._check_room(sample, len(tokens))
-            return (Row(sample, tuple(tokens)),)
+            return (Row(sample, tuple(tokens), answer=self._answer(item)),)
         rests = self._choices(item) if view == "choices" else {_right(item): self._answer(item)}
         return self._scored(sample, item, rests)
 
@@ -204,13 +254,14 @@ class _Maker:
             targets, tokens = tuple(whole[start:]), tuple(whole[:-1])
             if not targets:
                 raise BadInputError(f"item {sample + 1} of {self.name}: too short, no token of it can be scored.")
-            piece = Piece(sample, choice, start - 1, targets, len(rests[choice].strip().encode()))
+            stretch = Stretch(sample, choice, len(rests[choice].strip().encode()), choice == _right(item))
+            piece = Piece(stretch, start - 1, targets)
             # A row whose tokens open a longer one needs no run of its own: a causal model gives the same logits there.
             host = next((i for i, row in enumerate(rows) if row.tokens[: len(tokens)] == tokens), None)
             if host is None:
                 rows.append(Row(sample, tokens, (piece,)))
             else:
-                rows[host] = Row(sample, rows[host].tokens, (*rows[host].pieces, piece))
+                rows[host] = replace(rows[host], pieces=(*rows[host].pieces, piece))
         return tuple(rows)
 
     def _prompt(self, item: Item) -> str:

@@ -18,6 +18,8 @@ Model = Callable[..., Any]
 # Two runs that should be the same to rounding differ by less than this share of the largest logit, even in bfloat16.
 CAUSAL_TOLERANCE = 0.05
 PROBE_LENGTH = 8
+# The keyword of transformers: an index over positions, or how many of the last.
+KEEP = "logits_to_keep"
 
 
 def device_of(model: Model) -> torch.device:
@@ -26,11 +28,21 @@ def device_of(model: Model) -> torch.device:
     return next((weight.device for weight in parameters), torch.device("cpu"))
 
 
+def declares(model: Model, name: str) -> bool:
+    """Whether the model itself has a parameter of this name."""
+    return name in _parameters(model)
+
+
 def accepts(model: Model, name: str) -> bool:
-    """Whether a keyword of this name reaches the model."""
-    called = model.forward if isinstance(model, nn.Module) else model
-    parameters = inspect.signature(called).parameters
-    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    """Whether a keyword of this name reaches the model, or something that it hands its keywords to."""
+    kinds = [parameter.kind for parameter in _parameters(model).values()]
+    return declares(model, name) or inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def _parameters(model: Model) -> Mapping[str, inspect.Parameter]:
+    # A compiled module takes anything and hands it on to this one.
+    called = getattr(model, "_orig_mod", model)
+    return inspect.signature(called.forward if isinstance(called, nn.Module) else called).parameters
 
 
 def field(output: object, name: str) -> Any:
@@ -50,6 +62,24 @@ def logits_of(output: object) -> Tensor:
         f"the model gives no logits for every token (it gives {given}); expected a causal language model. For an "
         "encoder take the metric embedding_shift."
     )
+
+
+def logits_at(model: Model, inputs: Mapping[str, Tensor], rows: Tensor, positions: Tensor) -> Tensor:
+    """The logits [scored, token] at these rows and positions.
+
+    A model that can leave positions out is asked for those that some row needs: the head of a small model is a fifth
+    of its work.
+    """
+    if not declares(model, KEEP):
+        return _picked(logits_of(model(**inputs)), rows, positions)
+    kept, place = positions.unique(return_inverse=True)
+    return _picked(logits_of(model(**inputs, **{KEEP: kept})), rows, place)
+
+
+def _picked(logits: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    flat, index = logits.flatten(0, 1), rows * logits.shape[1] + places
+    # Where all are wanted in their order, a copy would double the largest tensor there is.
+    return flat if torch.equal(index, torch.arange(len(flat), device=index.device)) else flat[index]
 
 
 def hidden_of(model: Model, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisescope.measure.batches import PLAIN_QUESTION, Batch, Prepared, Settings
-from noisescope.measure.calling import Model, accepts, field, logits_of
-from noisescope.measure.workload import Question, final_number
+from noisescope.measure.batches import PLAIN_QUESTION, Batch, Settings
+from noisescope.measure.calling import KEEP, Model, accepts, declares, field, logits_of
+from noisescope.measure.workload import final_number
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,10 @@ class _State:
         self.past: Any = None
         self.takes_positions = accepts(model, "position_ids")
         self.keeps = {"use_cache": True} if accepts(model, "past_key_values") and accepts(model, "use_cache") else {}
+        self.last_only = {KEEP: 1} if declares(model, KEEP) else {}
 
     def next_logits(self) -> Tensor:
-        more: dict[str, Any] = dict(self.keeps)
+        more: dict[str, Any] = {**self.keeps, **self.last_only}
         if self.takes_positions:
             positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
             more["position_ids"] = positions[:, -self.fresh.shape[1] :]
@@ -102,16 +103,15 @@ class _State:
         self.mask = torch.cat([self.mask, torch.ones_like(newest)], 1)
 
 
-def answered(prepared: Prepared, batch: Batch, seen: Generated) -> list[tuple[float, int]]:
+def answered(tokenizer: Any, batch: Batch, seen: Generated) -> list[tuple[float, int]]:
     """Per row: 1 if the last number of what was generated is the right one, and the count of broken positions.
 
     A row with a broken position is wrong whatever came of it.
     """
     marks = []
-    for sample, tokens, broken in zip(batch.samples, seen.tokens, seen.broken, strict=True):
-        item = prepared.workload.items[sample]
-        said = final_number(spoken(prepared.tokenizer, tokens))
-        right = isinstance(item, Question) and said is not None and said == final_number(item.answer)
+    for answer, tokens, broken in zip(batch.answers, seen.tokens, seen.broken, strict=True):
+        said = final_number(spoken(tokenizer, tokens))
+        right = said is not None and said == final_number(answer)
         marks.append((float(right and not broken), broken))
     return marks
 

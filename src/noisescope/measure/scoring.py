@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from noisescope.core.errors import BadInputError
-from noisescope.measure.batches import Batch, Piece, Prepared
-from noisescope.measure.calling import Model, device_of, hidden_of, logits_of, require_causal
+from noisescope.measure.batches import Batch, Samples, Stretch
+from noisescope.measure.calling import Model, device_of, hidden_of, logits_at, require_causal
 from noisescope.measure.generation import Generated, answered, generate, stop_tokens
-from noisescope.measure.workload import Choice
+from noisescope.measure.workload import span
 
 # exp(-100) is below every positive float32: less likely than the softmax of a float32 can say.
 CEILING = 100.0
@@ -43,10 +43,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Mark:
-    """What one scored stretch of a row, or one row, came to."""
+    """What one scored stretch came to, or one row."""
 
-    sample: int
-    choice: int
+    of: Stretch
     value: float
     broken: int
 
@@ -63,113 +62,116 @@ class Clean:
 
 
 def evaluate(
-    model: Model, prepared: Prepared, start: int = 0, stop: int | None = None, clean: Clean | None = None
+    model: Model, samples: Samples, start: int = 0, stop: int | None = None, clean: Clean | None = None
 ) -> Scores:
-    """The scores of a model, as it now is, on a slice of a workload."""
-    batches = prepared.batches(start, stop, device_of(model))
-    references = _references(prepared, (start, start + len(prepared.workload.part(start, stop))), clean)
+    """The scores of a model, as it now is, on a slice of the samples."""
+    batches = samples.batches(start, stop, device_of(model))
+    references = _references(samples, span(samples, start, stop), clean)
     marks: list[Mark] = []
     for batch, reference in zip(batches, references or [None] * len(batches), strict=True):
-        marks += judge(prepared, batch, run(model, prepared, batch), reference)
-    return collect(prepared, marks)
+        marks += judge(samples, batch, run(model, samples, batch), reference)
+    return collect(samples, marks)
 
 
-def clean_run(model: Model, prepared: Prepared, start: int = 0, stop: int | None = None, memory: int = MEMORY) -> Clean:
+def clean_run(model: Model, samples: Samples, start: int = 0, stop: int | None = None, memory: int = MEMORY) -> Clean:
     """Run the model with nothing injected, score it, and keep, exactly, what later runs are compared with.
 
     What exceeds `memory` bytes is kept in a temporary file, which disappears with the last use of it.
     """
-    batches = prepared.batches(start, stop, device_of(model))
-    if prepared.view in ("answer", "choices"):
+    batches = samples.batches(start, stop, device_of(model))
+    if samples.view in ("answer", "choices"):
         require_causal(model, max(batches, key=lambda batch: max(batch.lengths)).inputs)
     store, marks, references = _Store(memory), list[Mark](), list[Tensor | None]()
     for batch in batches:
-        seen = run(model, prepared, batch)
-        reference = refer(prepared, batch, seen)
-        marks += judge(prepared, batch, seen, reference)
+        seen = run(model, samples, batch)
+        reference = refer(samples, seen)
+        marks += judge(samples, batch, seen, reference)
         references.append(None if reference is None else store.keep(reference))
-    end = start + len(prepared.workload.part(start, stop))
-    return Clean(prepared.key, start, end, collect(prepared, marks), tuple(references))
+    return Clean(samples.key, *span(samples, start, stop), collect(samples, marks), tuple(references))
 
 
-def run(model: Model, prepared: Prepared, batch: Batch) -> Tensor | Generated:
-    """What the model gives on a batch, as far as the metric looks at it: logits, embeddings, or new tokens."""
+def run(model: Model, samples: Samples, batch: Batch) -> Tensor | Generated:
+    """What the model gives on a batch, as far as the metric looks at it.
+
+    That is the logits at the scored positions, the embeddings of the rows, or new tokens.
+    """
     with torch.no_grad():
-        if prepared.view == "generation":
-            stops = stop_tokens(model, prepared.tokenizer)
-            return generate(model, batch, prepared.settings, stops)
-        if prepared.view == "whole":
-            return _embedding(hidden_of(model, batch.inputs), batch.inputs["attention_mask"])
-        return logits_of(model(**batch.inputs))
+        if samples.view == "generation":
+            return generate(model, batch, samples.settings, stop_tokens(model, samples.tokenizer))
+        if samples.view == "whole":
+            return _embedding(hidden_of(model, batch.inputs), batch.inputs.get("attention_mask"))
+        return logits_at(model, batch.inputs, batch.rows, batch.positions)
 
 
-def refer(prepared: Prepared, batch: Batch, seen: Tensor | Generated) -> Tensor | None:
+def refer(samples: Samples, seen: Tensor | Generated) -> Tensor | None:
     """What of a clean run on a batch has to be kept for the metric; None for one that compares with nothing."""
-    if not prepared.metric.against_clean or not isinstance(seen, Tensor):
+    if not samples.metric.against_clean or not isinstance(seen, Tensor):
         return None
-    if prepared.view == "whole":
-        kept, fine = seen, seen.isfinite().all(-1)
+    if samples.view == "whole":
+        fine = seen.isfinite().all(-1)
     else:
-        kept = seen[batch.rows, batch.positions]
-        fine = torch.cat([part.logsumexp(-1) for part in kept.split(_rows(kept))]).isfinite()
+        fine = torch.cat([_judged(part).logsumexp(-1) for part in seen.split(_rows(seen))]).isfinite()
     if not fine.all():
         raise BadInputError(
-            f"{prepared.workload.name}: the clean run is not finite at {int((~fine).sum())} of {len(fine)} positions, "
+            f"{samples.name}: the clean run is not finite at {int((~fine).sum())} of {len(fine)} positions, "
             f"so nothing can be compared with it; expected a healthy model. Load it in float32, or measure accuracy."
         )
-    return kept.argmax(-1) if prepared.metric.name == "top1_agreement" else kept
+    return seen.argmax(-1) if samples.metric.name == "top1_agreement" else seen
 
 
-def judge(prepared: Prepared, batch: Batch, seen: Tensor | Generated, reference: Tensor | None) -> list[Mark]:
+def judge(samples: Samples, batch: Batch, seen: Tensor | Generated, reference: Tensor | None) -> list[Mark]:
     """What a run on a batch came to, stretch by stretch."""
     if isinstance(seen, Generated):
-        return [Mark(i, 0, *one) for i, one in zip(batch.samples, answered(prepared, batch, seen), strict=True)]
-    if prepared.view == "whole":
-        return _moved(batch, seen, reference)
-    values, broken = _at_positions(prepared.metric.name, seen, batch, reference)
-    sums = torch.zeros(len(batch.pieces), dtype=torch.float64).index_add_(0, batch.owner.cpu(), values)
-    counts = torch.zeros(len(batch.pieces), dtype=torch.long).index_add_(0, batch.owner.cpu(), broken.long())
-    return [
-        Mark(piece.sample, piece.choice, total / _divisor(prepared, piece), count)
-        for piece, total, count in zip(batch.pieces, sums.tolist(), counts.tolist(), strict=True)
-    ]
+        marks = answered(samples.tokenizer, batch, seen)
+        return [Mark(Stretch(sample), *mark) for sample, mark in zip(batch.samples, marks, strict=True)]
+    if samples.metric.against_clean and reference is None:
+        raise BadInputError(f"{samples.metric.name} compares with a clean run, and none was given.")
+    against = batch.targets if reference is None else reference
+    if samples.view == "whole":
+        return _moved(batch, seen, against)
+    values, broken = _at_positions(samples.metric.name, seen, against)
+    owner, nothing = batch.owner.cpu(), torch.zeros(len(batch.stretches), dtype=torch.float64)
+    sums, counts = nothing.index_add(0, owner, values), nothing.index_add(0, owner, broken.double())
+    sizes = _sizes(samples, batch.stretches, owner)
+    columns = zip(batch.stretches, (sums / sizes).tolist(), counts.tolist(), strict=True)
+    return [Mark(stretch, value, int(count)) for stretch, value, count in columns]
 
 
-def _divisor(prepared: Prepared, piece: Piece) -> int:
+def _sizes(samples: Samples, stretches: Sequence[Stretch], owner: Tensor) -> Tensor:
     """Per token; choices differ in length, and what a token is differs between models: per byte, or not at all."""
-    if prepared.view != "choices":
-        return len(piece.targets)
-    return piece.size if prepared.metric.name == "accuracy" else 1
+    if samples.view != "choices":
+        return owner.bincount(minlength=len(stretches))
+    return torch.tensor([stretch.size if samples.metric.name == "accuracy" else 1 for stretch in stretches])
 
 
-def collect(prepared: Prepared, marks: Iterable[Mark]) -> Scores:
+def collect(samples: Samples, marks: Iterable[Mark]) -> Scores:
     """The marks of all batches of a slice as one value per sample, in the order of the samples."""
-    of: dict[int, dict[int, Mark]] = {}
+    of: dict[int, list[Mark]] = {}
     for mark in marks:
-        of.setdefault(mark.sample, {})[mark.choice] = mark
-    values = [_value(prepared, sample, of[sample]) for sample in sorted(of)]
-    return Scores(tuple(values), tuple(sum(mark.broken for mark in of[sample].values()) for sample in sorted(of)))
+        of.setdefault(mark.of.sample, []).append(mark)
+    ordered = [of[sample] for sample in sorted(of)]
+    values = tuple(_value(samples, of_one) for of_one in ordered)
+    return Scores(values, tuple(sum(mark.broken for mark in of_one) for of_one in ordered))
 
 
-def _value(prepared: Prepared, sample: int, marks: Mapping[int, Mark]) -> float:
-    if prepared.view != "choices":
-        value = next(iter(marks.values())).value
-        return math.exp(value) if prepared.metric.geometric else value
-    item = prepared.workload.items[sample]
-    if not isinstance(item, Choice) or any(mark.broken for mark in marks.values()):
+def _value(samples: Samples, marks: Sequence[Mark]) -> float:
+    if samples.view != "choices":
+        return math.exp(marks[0].value) if samples.metric.geometric else marks[0].value
+    if any(mark.broken for mark in marks):
         return 0.0
     # Equal is not right: a model that says the same of everything knows nothing.
-    return float(all(marks[item.answer].value < mark.value for i, mark in marks.items() if i != item.answer))
+    right = next(mark.value for mark in marks if mark.of.right)
+    return float(all(right < mark.value for mark in marks if not mark.of.right))
 
 
-def _references(prepared: Prepared, span: tuple[int, int], clean: Clean | None) -> tuple[Tensor | None, ...]:
-    if not prepared.metric.against_clean:
+def _references(samples: Samples, within: tuple[int, int], clean: Clean | None) -> tuple[Tensor | None, ...]:
+    if not samples.metric.against_clean:
         return ()
-    if clean is None or (clean.key, clean.start, clean.stop) != (prepared.key, *span):
+    if clean is None or (clean.key, clean.start, clean.stop) != (samples.key, *within):
         seen = "none" if clean is None else f"one of items {clean.start} to {clean.stop}, or of another preparation"
         raise BadInputError(
-            f"{prepared.metric.name} compares with a clean run: {seen} was given; expected clean_run(...) of the same "
-            f"preparation and items {span[0]} to {span[1]}."
+            f"{samples.metric.name} compares with a clean run: {seen} was given; expected clean_run(...) of the same "
+            f"preparation and items {within[0]} to {within[1]}."
         )
     return clean.references
 
@@ -178,15 +180,13 @@ def _rows(logits: Tensor) -> int:
     return max(1, CHUNK // logits.shape[-1])
 
 
-def _at_positions(name: str, logits: Tensor, batch: Batch, reference: Tensor | None) -> tuple[Tensor, Tensor]:
+def _at_positions(name: str, logits: Tensor, against: Tensor) -> tuple[Tensor, Tensor]:
     """The value at each scored position in float64, and whether its distribution is broken, on the CPU."""
     step, values, broken = _rows(logits), [], []
-    for first in range(0, len(batch.targets), step):
-        part = slice(first, first + step)
-        rows = _judged(logits[batch.rows[part], batch.positions[part]])
+    for some, beside in zip(logits.split(step), against.split(step), strict=True):
+        rows = _judged(some)
         total = rows.logsumexp(-1)
-        against = batch.targets[part] if reference is None else reference[part].to(rows.device)
-        value = AT_POSITIONS.get(name, _nll)(rows, total, against).double()
+        value = AT_POSITIONS.get(name, _nll)(rows, total, beside.to(rows.device)).double()
         failed = ~total.isfinite()
         worst = 0.0 if name == "top1_agreement" else CEILING
         values.append(value.masked_fill(failed, worst).clamp(max=CEILING).cpu())
@@ -233,21 +233,22 @@ AT_POSITIONS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = Mapping
 )
 
 
-def _embedding(hidden: Tensor, mask: Tensor) -> Tensor:
-    """The mean of the last hidden state over the tokens of each row, in float64."""
+def _embedding(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the last hidden state over the tokens of each row, or over all of it if it is not by token."""
+    if mask is None or mask.shape != hidden.shape[:2]:
+        return hidden.double().mean(1)
     kept = mask.bool()[:, :, None]
     return hidden.double().masked_fill(~kept, 0.0).sum(1) / kept.sum(1)
 
 
-def _moved(batch: Batch, seen: Tensor, reference: Tensor | None) -> list[Mark]:
-    if reference is None:
-        raise BadInputError("embedding_shift compares with a clean run, and none was given.")
+def _moved(batch: Batch, seen: Tensor, reference: Tensor) -> list[Mark]:
     # 1 - cos(a, b) = |a/|a| - b/|b||^2 / 2, which is exactly 0 for equal vectors.
     one, other = F.normalize(seen.cpu(), dim=-1), F.normalize(reference.cpu(), dim=-1)
     far = (one - other).square().sum(-1) / 2
     failed = ~seen.isfinite().all(-1).cpu()
     values = far.masked_fill(failed, FARTHEST).clamp(max=FARTHEST)
-    return [Mark(i, 0, v, int(f)) for i, v, f in zip(batch.samples, values.tolist(), failed.tolist(), strict=True)]
+    columns = zip(batch.samples, values.tolist(), failed.tolist(), strict=True)
+    return [Mark(Stretch(sample), value, int(bad)) for sample, value, bad in columns]
 
 
 class _Store:
@@ -263,9 +264,10 @@ class _Store:
             return kept
         try:
             with tempfile.TemporaryFile() as file:
-                file.truncate(kept.nbytes)
-                mapped = np.memmap(file, dtype=np.uint8, mode="r+", shape=(kept.nbytes,))
-                mapped[:] = kept.view(-1).view(torch.uint8).numpy()
+                # Written before it is mapped: on a full disk a write through the map would kill the process.
+                file.write(kept.view(-1).view(torch.uint8).numpy().data)
+                file.flush()
+                mapped = np.memmap(file, dtype=np.uint8, mode="c", shape=(kept.nbytes,))
         except OSError as problem:
             raise BadInputError(
                 f"{kept.nbytes >> 20} MiB of clean logits cannot be kept in {tempfile.gettempdir()} ({problem}); "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from noisescope.core.codec import key_of
 from noisescope.core.errors import BadInputError, unknown_name
@@ -94,10 +94,23 @@ class Workload:
 
     def part(self, start: int = 0, stop: int | None = None) -> tuple[Item, ...]:
         """The items from start to stop, in order; an empty or reversed range is refused."""
-        end = len(self) if stop is None else stop
-        if not 0 <= start < end <= len(self):
-            raise BadInputError(f"items {start} to {end} of {self.name}: it has {len(self)}; expected a range inside.")
-        return self.items[start:end]
+        return self.items[slice(*span(self, start, stop))]
+
+
+class Named(Protocol):
+    """Something with a name that has a number of items."""
+
+    @property
+    def name(self) -> str: ...
+    def __len__(self) -> int: ...
+
+
+def span(of: Named, start: int = 0, stop: int | None = None) -> tuple[int, int]:
+    """The range from start to stop, or to the end; an empty, reversed or overlong one is refused."""
+    end = len(of) if stop is None else stop
+    if not 0 <= start < end <= len(of):
+        raise BadInputError(f"items {start} to {end} of {of.name}: it has {len(of)}; expected a range inside.")
+    return start, end
 
 
 def read_workload(path: str | Path, *, limit: int | None = None) -> Workload:
@@ -238,7 +251,8 @@ def _kind(plain: Mapping[str, Any]) -> str:
 def _question(plain: Mapping[str, Any]) -> Question:
     answer = plain["answer"]
     is_number = isinstance(answer, int | float) and not isinstance(answer, bool)
-    written = _text("answer", str(answer) if is_number else answer)
+    # Digits in full: of 1e-05 the last number would be 5.
+    written = _text("answer", f"{Decimal(str(answer)):f}" if is_number else answer)
     if final_number(written) is None:
         raise _UnfitError("answer", written, "a number in it, after '####' or as the last one")
     return Question(_text("question", plain["question"]), written, _kind(plain))

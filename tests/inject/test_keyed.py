@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from noisescope.inject import keyed, native
-from noisescope.inject.keyed import CHUNK, Draw, mix, portable_normal, portable_uniform, site_key
+from noisescope.inject.keyed import CHUNK, Draw, portable_normal, portable_uniform
+from noisescope.inject.keys import mix, site_key
 
 CPU = torch.device("cpu")
 SIZES = (0, 1, 15, 16, 17, 31, 32, 33, 1000, 1024, 100_003)
@@ -46,7 +47,7 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def test_keys_are_the_same_in_every_process_and_version() -> None:
     assert (mix(0, 0), mix(1, 2, 3)) == (12035550249420947055, 411002803395772997)
-    code = "from noisescope.inject.keyed import site_key; print(site_key('layers.3', 'linear', 7))"
+    code = "from noisescope.inject.keys import site_key; print(site_key('layers.3', 'linear', 7))"
     command = [sys.executable, "-c", code]
     other = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "9"}

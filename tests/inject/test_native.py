@@ -17,7 +17,8 @@ import torch
 
 from noisescope.core.errors import BadInputError, NoisescopeError
 from noisescope.inject import native
-from noisescope.inject.keyed import CHUNK, Draw, mix, portable_normal, portable_uniform
+from noisescope.inject.keyed import CHUNK, Draw, portable_normal, portable_uniform
+from noisescope.inject.keys import mix
 from noisescope.inject.native import Landed, normal_, perturb_, uniform_
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from torch import Tensor
 from noisescope.core.errors import BadInputError, LayersNotFoundError, NeverFiredError, NoEffectError, unknown_name
 from noisescope.core.records import Injection, Site
 from noisescope.core.vocabulary import KINDS
-from noisescope.inject.keyed import mix, site_key
+from noisescope.inject.keys import mix, site_key
 from noisescope.inject.tally import Tally
 from noisescope.inject.where import Place
 

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 from noisescope.core.errors import NoisescopeError
-from noisescope.inject import native
+from noisescope.inject import gpu, native
 from noisescope.inject.active import Charge
-from noisescope.inject.keyed import Draw, mix, takes_native
+from noisescope.inject.keyed import Draw, takes_kernel
+from noisescope.inject.keys import mix
 from noisescope.inject.kinds import Call, Product
 from noisescope.inject.landing import corrupt
 from noisescope.inject.plain import is_plain
+from noisescope.inject.tally import measure
 
 # Above this strength float32 keeps relative noise as asked; below it, it is landed on the grid like in short formats.
 _RESOLVED = 64 * torch.finfo(torch.float32).eps
-_NATIVE: dict[str, tuple[native.Shape, bool]] = {
+_KERNEL: dict[str, tuple[native.Shape, bool]] = {
     "relative_gaussian": ("gaussian", True),
     "absolute_gaussian": ("gaussian", False),
     "relative_uniform": ("uniform", True),
@@ -76,9 +78,9 @@ def _check_plain(tensor: Tensor, charge: Charge) -> None:
 def _apply_one(tensor: Tensor, charge: Charge, number: int, moment: Moment) -> None:
     corruption, stats = charge.active.injection.corruption, charge.active.stats
     key = charge.call_key(number, moment.ordinal, moment.operand)
-    shape = _NATIVE.get(corruption.kind)
-    if shape and not corruption.params and _native_fits(tensor, charge.strength, shape[1]):
-        stats.landed(charge.site, moment.phase, native.perturb_(tensor, key, charge.strength, *shape))
+    shape = _KERNEL.get(corruption.kind)
+    if shape and not corruption.params and takes_kernel(tensor) and _kernel_fits(tensor, charge.strength, shape[1]):
+        stats.landed(charge.site, moment.phase, _perturb(tensor, key, charge.strength, shape))
         return
     # A stuck part of the machine is the same part in every pass and every call.
     fixed = Draw(mix(charge.key, moment.operand))
@@ -86,16 +88,23 @@ def _apply_one(tensor: Tensor, charge: Charge, number: int, moment: Moment) -> N
         product = moment.product() if moment.product is not None else None
         before = tensor.detach()
         after = corrupt(before, corruption, charge.strength, Call(Draw(key), fixed, product))
-        stats.moved(charge.site, moment.phase, before, after)
+        stats.landed(charge.site, moment.phase, measure(before, after))
         # Not `detach`: it shares the version counter, and autograd would take the change for the user's mistake.
         tensor.data.copy_(after)
 
 
-def _native_fits(tensor: Tensor, strength: float, relative: bool) -> bool:
-    if not takes_native(tensor) or not tensor.is_contiguous():
-        return False
-    if tensor.dtype is torch.bfloat16:
-        return True
+def _kernel_fits(tensor: Tensor, strength: float, relative: bool) -> bool:
+    if tensor.is_cuda:
+        return gpu.takes(tensor)
+    if tensor.dtype is torch.bfloat16 or not tensor.is_contiguous():
+        return tensor.is_contiguous()
     # In float32 the kernel rounds to nearest, which keeps noise only where it is well above the values' last bit.
     largest = 1.0 if relative else float(tensor.detach().abs().amax())
     return tensor.dtype is torch.float32 and strength >= _RESOLVED * largest
+
+
+def _perturb(tensor: Tensor, key: int, strength: float, shape: tuple[native.Shape, bool]) -> native.Landed | Tensor:
+    if tensor.is_cpu:
+        return native.perturb_(tensor, key, strength, *shape)
+    plain = tensor.dtype is torch.float32 and shape[1] and strength >= _RESOLVED
+    return gpu.perturb_(tensor, key, strength, *shape, plain=plain)

@@ -5,41 +5,21 @@ Holds no state, touches no global generator, and does not decide which key belon
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from noisescope.inject import native
+from noisescope.inject import gpu, native
+from noisescope.inject.keys import mix, signed
 from noisescope.inject.plain import is_plain
 
-WORD = 0xFFFFFFFFFFFFFFFF
-GOLDEN = 0x9E3779B97F4A7C15
 CHUNK = 1 << 24
 LANES = 16
-
-
-def site_key(*parts: object) -> int:
-    """A 64-bit key from strings and integers, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
-
-
-def mix(key: int, *counters: int) -> int:
-    """A 64-bit key for a path of counters under a key: neighbours on any level have unrelated streams."""
-    for counter in counters:
-        key = _finalize((key ^ _finalize(counter + GOLDEN)) + GOLDEN)
-    return key & WORD
-
-
-def _finalize(z: int) -> int:
-    z &= WORD
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
-    return z ^ (z >> 31)
 
 
 @dataclass(frozen=True)
@@ -55,25 +35,30 @@ class Draw:
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal float32, in the shape and on the device of `like`."""
         out = torch.empty(like.shape, dtype=torch.float32, device=like.device)
-        if takes_native(out):
-            native.normal_(out, self.key)
+        if takes_kernel(out):
+            kernel_of(out).normal_(out, self.key)
             return out
         return portable_normal(out.numel(), self.key, out.device).view(out.shape)
 
     def uniform(self, like: Tensor) -> Tensor:
         """Uniform float32 in [0, 1) with 24 bits, in the shape and on the device of `like`."""
         out = torch.empty(like.shape, dtype=torch.float32, device=like.device)
-        if takes_native(out):
-            native.uniform_(out, self.key)
+        if takes_kernel(out):
+            kernel_of(out).uniform_(out, self.key)
             return out
         return portable_uniform(out.numel(), self.key, out.device).view(out.shape)
 
 
-def takes_native(out: Tensor) -> bool:
-    """A kernel fills memory behind the back of whoever traces, fakes or records operations."""
-    if torch.compiler.is_compiling() or torch._C._is_tracing() or is_in_torch_dispatch_mode():
+def takes_kernel(out: Tensor) -> bool:
+    """Whether a kernel can write to a tensor: it does so behind the back of who traces, fakes or records operations."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or is_in_torch_dispatch_mode() or not is_plain(out):
         return False
-    return out.is_cpu and is_plain(out) and native.available()
+    return native.available() if out.is_cpu else gpu.available(out.device)
+
+
+def kernel_of(out: Tensor) -> ModuleType:
+    """The module that fills tensors of this device by a kernel."""
+    return native if out.is_cpu else gpu
 
 
 def portable_uniform(count: int, key: int, device: torch.device) -> Tensor:
@@ -112,15 +97,11 @@ def _normal_chunk(count: int, words: int, device: torch.device) -> Tensor:
 def _hashes(count: int, words: int, device: torch.device) -> Tensor:
     """One 32-bit hash per position. The key enters twice: added to the counter alone it would make shifted copies."""
     h = torch.arange(count, dtype=torch.int32, device=device)
-    h = h.mul_(_signed(0x9E3779B9)).add_(_signed(words & 0xFFFFFFFF))
-    h = h.bitwise_xor_(_right(h, 16)).mul_(0x21F0AAAD).add_(_signed(words >> 32))
-    return h.bitwise_xor_(_right(h, 15)).mul_(_signed(0xD35A2D97))
+    h = h.mul_(signed(0x9E3779B9)).add_(signed(words & 0xFFFFFFFF))
+    h = h.bitwise_xor_(_right(h, 16)).mul_(0x21F0AAAD).add_(signed(words >> 32))
+    return h.bitwise_xor_(_right(h, 15)).mul_(signed(0xD35A2D97))
 
 
 def _right(h: Tensor, bits: int) -> Tensor:
     """A shift that brings in zeros: torch shifts int32 with its sign."""
     return (h >> bits).bitwise_and_((1 << (32 - bits)) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 32) if word >> 31 else word

@@ -57,6 +57,14 @@ class Landed:
     error_squares: float
     value_squares: float
 
+    def __add__(self, other: Landed) -> Landed:
+        return Landed(
+            self.elements + other.elements,
+            self.changed + other.changed,
+            self.error_squares + other.error_squares,
+            self.value_squares + other.value_squares,
+        )
+
 
 class _Request(ctypes.Structure):
     """As in native.c; the four numbers at the end are the answer."""

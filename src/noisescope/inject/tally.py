@@ -57,13 +57,7 @@ class _Sum:
         if self.on_device is None:
             return self.landed
         measured, changed, error, value = self.on_device.tolist()
-        mine = self.landed
-        return Landed(
-            mine.elements + int(measured),
-            mine.changed + int(changed),
-            mine.error_squares + error,
-            mine.value_squares + value,
-        )
+        return self.landed + Landed(int(measured), int(changed), error, value)
 
 
 class Tally:
@@ -86,25 +80,15 @@ class Tally:
             entry.injections += injections
             entry.elements += elements
 
-    def landed(self, site: Site, phase: str, landed: Landed) -> None:
-        """Add what was measured on the host."""
+    def landed(self, site: Site, phase: str, sums: Landed | Tensor) -> None:
+        """Add what was measured; what `measure` or a kernel left on a device stays there."""
         with self._lock:
             entry = self._entry(site, phase)
-            old = entry.landed
-            entry.landed = Landed(
-                old.elements + landed.elements,
-                old.changed + landed.changed,
-                old.error_squares + landed.error_squares,
-                old.value_squares + landed.value_squares,
-            )
-
-    def moved(self, site: Site, phase: str, before: Tensor, after: Tensor) -> None:
-        """Add what happened to a tensor, leaving the sums on its device."""
-        sums = measure(before, after)
-        with self._lock:
-            entry = self._entry(site, phase)
-            held = entry.on_device
-            entry.on_device = sums if held is None else held.to(sums.device) + sums
+            if isinstance(sums, Landed):
+                entry.landed += sums
+            else:
+                held = entry.on_device
+                entry.on_device = sums if held is None else held.to(sums.device) + sums
 
     def _entry(self, site: Site, phase: str) -> _Sum:
         return self._sums.setdefault((site, phase), _Sum())

@@ -250,6 +250,11 @@ def _run(tensor: Tensor, number: int, phase: str, operand: int = 0) -> None:
             "a compiled graph recomputes its forward inside backward: injected noise would differ between the two. "
             "Switch activation checkpointing off, or train this model uncompiled."
         )
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise CannotCompileError(
+            "a CUDA graph would replay the noise of the run that it records. Compile without mode='reduce-overhead' "
+            "and without triton.cudagraphs."
+        )
     for active in watch.actives:
         active.called = True
     plan = watch.plan(spot.place, spot.operator)

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from noisescope.core.errors import BadInputError
 from noisescope.core.records import Injection, Site, is_number, noise
 from noisescope.core.vocabulary import OPERATORS
-from noisescope.inject.keyed import Draw, mix, site_key
+from noisescope.inject.keyed import Draw
+from noisescope.inject.keys import mix, site_key
 from noisescope.measure.profile import Profile
 from noisescope.sweep.injecting import Injecting
 
@@ -58,7 +59,9 @@ def _send_back(model: nn.Module, batch: Batch, sums: dict[Site, Tensor], keys: l
 
     def listen(site: Site, out: Tensor) -> None:
         if out.requires_grad:
-            out.register_hook(lambda grad: _add(sums, site, out, grad))
+            # Not the tensor itself: it would hold its own hook, and both would live until the next garbage collection.
+            values = out.detach()
+            out.register_hook(lambda grad: _add(sums, site, values, grad))
 
     look = Injection(noise(scale=0.0), operators=OPERATORS)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -72,7 +75,7 @@ def _send_back(model: nn.Module, batch: Batch, sums: dict[Site, Tensor], keys: l
 
 
 def _add(sums: dict[Site, Tensor], site: Site, out: Tensor, grad: Tensor) -> None:
-    squares = (out.detach().float() * grad.detach().float()).square_()
+    squares = (out.float() * grad.detach().float()).square_()
     # Summed in float32, which is three times as fast, and only the sums kept in float64.
     total = squares.reshape(-1, squares.shape[-1]).sum(0).double()
     held = sums.get(site)

@@ -1,0 +1,151 @@
+"""The one place where injection meets measurement: a model with prepared workloads, on which trials are measured.
+
+It plans no trials and judges no readings. The model's weights must not change while a bench lives.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from noisescope.core.errors import BadInputError, LoadError
+from noisescope.core.records import Params, Reading, Trial
+from noisescope.measure.batches import Samples, Settings, prepare
+from noisescope.measure.calling import device_of, hidden_of, logits_of
+from noisescope.measure.scoring import Clean, Scores, clean_run, evaluate
+from noisescope.measure.workload import Workload, span
+from noisescope.model.load import load
+from noisescope.sweep import prefix
+from noisescope.sweep.evaluating import evaluating
+from noisescope.sweep.injecting import Injecting
+from noisescope.sweep.prefix import Prefix
+
+MEMORY = 1 << 30
+
+
+class ModelBench:
+    """Measures trials on a model: all injections of a trial at once, one value per sample, in the order of the samples.
+
+    `memory` bounds in bytes what is kept of clean runs to compare with, `prefix_memory` what is kept of the first
+    layers so that they need not run again; 0 lets them run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prepared: Samples | Sequence[Samples],
+        *,
+        memory: int = MEMORY,
+        prefix_memory: int = prefix.MEMORY,
+    ) -> None:
+        self.model = model
+        listed = prepared if isinstance(prepared, Sequence) else (prepared,)
+        self.prepared: Mapping[str, Samples] = {one.key: one for one in listed}
+        self._memory, self._prefix_memory = memory, prefix_memory
+        self._clean: OrderedDict[tuple[str, int, int], Clean] = OrderedDict()
+        self._prefixes: dict[bool, Prefix] = {}
+
+    def measure(self, trial: Trial, /) -> Reading:
+        """The reading of a trial; without injections it is that of the clean run.
+
+        An injection that never fires, or changes nothing at a strength above 0, raises.
+        """
+        prepared = self._prepared_for(trial)
+        with evaluating(self.model):
+            if trial.injections:
+                scores = self._injected(prepared, trial)
+            else:
+                scores = self.clean(prepared, trial.start, trial.stop).scores
+        return Reading(trial, scores.values, nonfinite=sum(scores.broken))
+
+    def clean(self, prepared: Samples, start: int = 0, stop: int | None = None) -> Clean:
+        """The clean run on a slice, which is made once and kept while there is room."""
+        within = (prepared.key, *span(prepared, start, stop))
+        if within not in self._clean:
+            skipper = self.prefix_of(prepared, start, stop)
+            with skipper.skipping(skipper.first(())) if skipper else nullcontext():
+                self._clean[within] = clean_run(self.model, prepared, start, stop, self._memory)
+        self._clean.move_to_end(within)
+        while len(self._clean) > 1 and sum(map(_size, self._clean.values())) > self._memory:
+            self._clean.popitem(last=False)
+        return self._clean[within]
+
+    def prefix_of(self, prepared: Samples, start: int = 0, stop: int | None = None) -> Prefix | None:
+        """What skips the first layers under this workload; None for generation, whose calls are never the same."""
+        if prepared.view == "generation" or not self._prefix_memory:
+            return None
+        whole = prepared.view == "whole"
+        if whole not in self._prefixes:
+            inputs = prepared.batches(start, stop, device_of(self.model))[0].inputs
+            see = self._see_hidden if whole else self._see_logits
+            self._prefixes[whole] = Prefix(self.model, see, inputs, self._prefix_memory)
+        return self._prefixes[whole]
+
+    def _see_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        return logits_of(self.model(**inputs))
+
+    def _see_hidden(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        return hidden_of(self.model, inputs)
+
+    def _prepared_for(self, trial: Trial) -> Samples:
+        prepared = self.prepared.get(trial.workload)
+        if prepared is None or prepared.metric.name != trial.metric:
+            here = ", ".join(f"{one.metric.name} on {key}" for key, one in self.prepared.items())
+            raise BadInputError(f"a trial of {trial.metric} on {trial.workload}: this bench has {here or 'nothing'}.")
+        return prepared
+
+    def _injected(self, prepared: Samples, trial: Trial) -> Scores:
+        clean = self.clean(prepared, trial.start, trial.stop) if prepared.metric.against_clean else None
+        # Made before anything runs, because they refuse layers that the model does not have.
+        injecting = [Injecting(self.model, injection) for injection in trial.injections]
+        skipper = self.prefix_of(prepared, trial.start, trial.stop)
+        first = skipper.first(trial.injections) if skipper else 0
+        with ExitStack() as stack:
+            for one in injecting:
+                stack.enter_context(one)
+            if skipper:
+                stack.enter_context(skipper.skipping(first))
+            return evaluate(self.model, prepared, trial.start, trial.stop, clean)
+
+
+def _size(clean: Clean) -> int:
+    return sum(reference.nbytes for reference in clean.references if reference is not None)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload with the metric it is judged by and how it is laid out."""
+
+    workload: Workload
+    metric: str
+    settings: Settings | None = None
+
+
+@dataclass(frozen=True)
+class BenchMaker:
+    """Makes a bench where it is needed, a worker process for one: `load_options` are those of `noisescope.load`.
+
+    `fingerprint` is that of the model as it was loaded first; another one is refused.
+    """
+
+    source: str
+    tasks: tuple[Task, ...]
+    load_options: Params = ()
+    fingerprint: str = ""
+
+    def __call__(self) -> ModelBench:
+        """The bench. The model was checked where the trials were planned; here it is only seen to be the same."""
+        options: dict[str, Any] = dict(self.load_options)
+        loaded = load(self.source, **options)
+        if self.fingerprint not in ("", loaded.fingerprint):
+            raise LoadError(
+                f"{self.source} is no longer the model it was (fingerprint {loaded.fingerprint}, expected "
+                f"{self.fingerprint}): its files were changed. Start a new run."
+            )
+        tasks = [prepare(task.workload, loaded.tokenizer, task.metric, task.settings) for task in self.tasks]
+        return ModelBench(loaded.model, tasks)

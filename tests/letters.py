@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ["<pad>", "<s>", "</s>"]
 CHARACTERS = ["\n", *map(chr, range(32, 127))]
-MERGES = [("t", "h"), ("th", "e"), (" ", "a"), (" ", "b"), ("e", "r"), (":", " "), ("i", "n"), ("in", "g")]
+MERGES = [("=", " "), ("t", "h"), ("th", "e"), (" ", "a"), (" ", "b"), ("e", "r"), ("i", "n"), ("in", "g")]
 # Says who speaks, and the date of today.
 CHAT = (
     "{{ strftime_now('%d %b %Y') }}\n{% for m in messages %}{{ m.role }}>{{ m.content }}\n{% endfor %}"

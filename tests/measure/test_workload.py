@@ -107,7 +107,7 @@ def test_a_byte_that_is_no_utf8_is_named_by_file_and_line(tmp_path):
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "."])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name):
-    with pytest.raises(BadInputError, match="expected a JSONL file with {question, answer} or"):
+    with pytest.raises(BadInputError, match=r"expected a JSONL file with \{question, answer\} or"):
         read_workload(tmp_path / name)
 
 

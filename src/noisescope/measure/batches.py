@@ -21,6 +21,7 @@ from noisescope.measure.workload import Choice, Item, Question, Text, Workload, 
 
 # Some chat templates write the date of today, which would make tomorrow's trial another one.
 TEMPLATE_DAY = datetime(2024, 7, 26)
+DATE_DIRECTIVES = (*"aAbBcdeGHIjmMpSuUVwWxXyY", "-d", "-m")
 PLAIN_QUESTION = "Question: {}\nAnswer:"
 POSITION_LIMITS = ("max_position_embeddings", "n_positions", "n_ctx")
 
@@ -237,7 +238,7 @@ class _Maker:
         if view == "generation":
             tokens = self._open(item)
             self._check_room(sample, len(tokens))
-            return (Row(sample, tuple(tokens), answer=self._answer(item)),)
+            return (Row(sample, tuple(tokens), answer=self._answer(item).strip()),)
         rests = self._choices(item) if view == "choices" else {_right(item): self._answer(item)}
         return self._scored(sample, item, rests)
 
@@ -289,10 +290,10 @@ class _Maker:
         # Templates that know no thinking pass over the word; a number must come before the tokens run out.
         said: str = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": question}],
+            chat_template=_dated(self.tokenizer.get_chat_template()),
             tokenize=False,
             add_generation_prompt=True,
             enable_thinking=False,
-            strftime_now=TEMPLATE_DAY.strftime,
         )
         return said
 
@@ -318,6 +319,14 @@ class _Maker:
                 f"item {sample + 1} of {self.name}: {length} tokens; expected at most {self.settings.max_length}. "
                 "Leave it out, or raise max_length if the model has the positions."
             )
+
+
+def _dated(template: str) -> str:
+    """A chat template in which today is always the same day: a macro stands before the function that asks the clock."""
+    if "strftime_now" not in template:
+        return template
+    said = "".join(f"|replace('%{one}', '{TEMPLATE_DAY.strftime('%' + one)}')" for one in DATE_DIRECTIVES)
+    return f"{{%- macro strftime_now(format) -%}}{{{{ format{said} }}}}{{%- endmacro -%}}{template}"
 
 
 def _right(item: Item) -> int:

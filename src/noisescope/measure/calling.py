@@ -6,6 +6,7 @@ It judges neither. A model is whatever can be called with the tensors of a batch
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from noisescope.core.errors import BadInputError
 
 Model = Callable[..., Any]
-# Two runs that should be the same to rounding differ by less than this share of the largest logit, even in bfloat16.
+# Two runs that should be the same to rounding differ by less than this share of the largest logit in any format.
 CAUSAL_TOLERANCE = 0.05
 PROBE_LENGTH = 8
 # The keyword of transformers: an index over positions, or how many of the last.
@@ -99,14 +100,31 @@ def hidden_of(model: Model, inputs: Mapping[str, Tensor]) -> Tensor:
 
 def require_causal(model: Model, inputs: Mapping[str, Tensor]) -> None:
     """Raise unless the logits at a position stay as they are when a later token changes."""
-    ids = inputs["input_ids"][:1, :PROBE_LENGTH].repeat(2, 1)
-    if ids.shape[1] < 2:
-        return
-    ids[1, -1] = ids[0, 0] if ids[1, -1] != ids[0, 0] else (ids[0, 0] + 1) % max(2, int(ids.max()))
-    logits = logits_of(model(input_ids=ids, attention_mask=torch.ones_like(ids)))[:, :-1].float()
-    one, other = logits.nan_to_num()
-    if (one - other).abs().max() > CAUSAL_TOLERANCE * one.abs().max():
+    longest = int(inputs["attention_mask"].sum(1).argmax())
+    if not is_causal(model, {name: tensor[longest, None, :PROBE_LENGTH] for name, tensor in inputs.items()}):
         raise BadInputError(
             "the model's logits at a token depend on the tokens behind it, so they do not foretell them; expected a "
             "causal language model. For an encoder take the metric embedding_shift."
         )
+
+
+def is_causal(model: Model, row: Mapping[str, Tensor]) -> bool:
+    """Whether the logits of a row, the first of these inputs, stay as they are when its last token changes."""
+    twice = {name: tensor[:1].repeat(2, *[1] * (tensor.ndim - 1)) for name, tensor in row.items()}
+    ids = twice["input_ids"]
+    # Behind the last token there may be padding.
+    last = int(row["attention_mask"][0].nonzero()[-1]) if "attention_mask" in row else ids.shape[1] - 1
+    if last < 1:
+        return True
+    ids[1, last] = ids[0, 0] if ids[1, last] != ids[0, 0] else (ids[0, 0] + 1) % max(2, int(ids.max()))
+    with torch.no_grad():
+        logits = logits_of(model(**twice))
+    one, other = logits[:, :last].float().nan_to_num()
+    return bool((one - other).abs().max() <= _rounding(model, logits) * one.abs().max())
+
+
+def _rounding(model: Model, logits: Tensor) -> float:
+    """The share of the largest logit by which two runs may differ in the coarsest arithmetic that the model uses."""
+    weights = model.parameters() if isinstance(model, nn.Module) else iter(())
+    eps = [torch.finfo(one.dtype).eps for one in (logits, *weights) if one.is_floating_point()]
+    return min(CAUSAL_TOLERANCE, math.sqrt(max(eps)))

@@ -28,6 +28,8 @@ from noisescope.measure.workload import span
 # exp(-100) is below every positive float32: less likely than the softmax of a float32 can say.
 CEILING = 100.0
 FARTHEST = 2.0
+# A token of less than exp(-50) adds nothing that a float32 could tell.
+FAINT = -50.0
 # Logits that are worked on at a time: 32 MiB of float32.
 CHUNK = 1 << 23
 MEMORY = 1 << 30
@@ -210,16 +212,19 @@ def _kl(rows: Tensor, total: Tensor, clean: Tensor) -> Tensor:
     """KL(p || q) from the logits of q and p.
 
     With d = q's logits - p's and m = E_p[d], it is log(1 + E_p[expm1(d - m)]): no large terms that cancel, so that it
-    is exactly 0 for equal logits and good to 1e-3 down to 1e-9 in float32. Where that overflows, or logits are -inf,
-    it is the plain difference in float64.
+    is exactly 0 for equal logits and good to 1e-3 down to 1e-9 in float32. Where that overflows, where logits are -inf,
+    or where q allows what p is too small to be written for, it is the plain difference in float64.
     """
     clean = _judged(clean)
     p = clean.softmax(-1)
-    moved = (rows - clean).masked_fill(p == 0, 0.0)
+    gone = p == 0
+    moved = (rows - clean).masked_fill(gone, 0.0)
     centred = moved - ((p * moved).sum(-1) / p.sum(-1))[:, None]
     stable = (p * centred.expm1()).sum(-1).log1p().clamp(min=0.0).double()
     # exp(80) is the last that float32 has room for, times a few thousand of its kind.
     steep = ~(centred.amax(-1) < 80.0)
+    if gone.any():
+        steep |= (gone & (rows - total[:, None] > FAINT)).any(-1)
     if steep.any():
         q_rows, p_rows = rows[steep].double(), clean[steep].double()
         logs = p_rows.log_softmax(-1), q_rows.log_softmax(-1)

@@ -1,0 +1,98 @@
+"""Turns figures and foreign text into the words that every rendering shows, so that no two of them can differ.
+
+It knows no format: escaping for HTML or Markdown is the renderers' business.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+Format = Literal["plain", "percent", "times", "count", "seconds"]
+# What a cell of a table shows of a text; JSON keeps all of it.
+CELL_LIMIT = 160
+NOTHING = "\u2013"
+_TIMES = "\u00d7"
+_SEQUENCES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)|\x1b[@-_]"
+)
+# Controls, marks that turn the direction of writing round, halves of surrogate pairs, and what XML has no place for.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+_UNWRITABLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
+
+
+def clean(text: str) -> str:
+    """One line of text without terminal sequences, control characters or anything that UTF-8 cannot hold."""
+    visible = _UNSEEN.sub("", _SEQUENCES.sub("", text))
+    return " ".join(_UNWRITABLE.sub("\ufffd", visible).split())
+
+
+def shorten(text: str, limit: int = CELL_LIMIT) -> str:
+    """The text, or its beginning and end where it is longer than the limit."""
+    if len(text) <= limit:
+        return text
+    tail = (limit - 1) // 3
+    return f"{text[: limit - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def number(value: float | None, form: Format = "plain", unit: str = "") -> str:
+    """A value as people read it; a dash where there is none."""
+    if value is None:
+        return NOTHING
+    if math.isnan(value):
+        return "undefined"
+    suffix = f" {unit}" if unit else ""
+    if math.isinf(value):
+        return ("∞" if value > 0 else "-∞") + suffix
+    # Adding 0 turns -0.0 into 0.0.
+    return _written(value + 0.0, form) + suffix
+
+
+def _written(value: float, form: Format) -> str:
+    if form == "percent":
+        return f"{_fixed(100 * value, 1)} %"
+    if form == "times":
+        return f"{_fixed(value, 1)}{_TIMES}"
+    if form == "count":
+        return f"{value:,.0f}"
+    if form == "seconds":
+        return f"{_fixed(value, 1)} s" if value < 120 else f"{_fixed(value / 60, 1)} min"
+    return _plain(value)
+
+
+def _fixed(value: float, places: int) -> str:
+    """With a fixed number of places, or two digits where these would show nothing but zeros."""
+    if value != 0 and abs(value) < 0.5 * 10**-places:
+        return _plain(value, 2)
+    return f"{value:,.{places}f}"
+
+
+def _plain(value: float, digits: int = 3) -> str:
+    """Three digits; a power of ten where that is shorter."""
+    if value == 0:
+        return "0"
+    power = math.floor(math.log10(abs(value)))
+    if not -4 < power < 6:
+        return f"{value:.{digits - 1}e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:,.{max(0, digits - 1 - power)}f}"
+
+
+def label(value: float, form: Format = "plain") -> str:
+    """A round value, such as stands at an axis, without digits that say nothing."""
+    shown, suffix = {"percent": (100 * value, " %"), "times": (value, _TIMES), "seconds": (value, " s")}.get(
+        form, (value, "")
+    )
+    power = math.floor(math.log10(abs(shown))) if shown else 0
+    if not -4 < power < 6:
+        return f"{shown:.3g}".replace("e-0", "e-").replace("e+0", "e") + suffix
+    digits = f"{shown:,.{max(0, 3 - power)}f}"
+    return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + suffix
+
+
+def limits(low: float | None, high: float | None, form: Format = "plain") -> str:
+    """An interval in brackets; nothing where there is none."""
+    if low is None or high is None:
+        return ""
+    # The unit stands with the estimate.
+    return "[" + ", ".join(number(end, form).removesuffix(" %").removesuffix(_TIMES) for end in (low, high)) + "]"

@@ -6,30 +6,17 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cases import make
+from letters import letters
 from noisescope.core.records import Reading, Trial
 from noisescope.measure.batches import Settings
 from noisescope.measure.workload import Choice, Completion, Question, Text, Workload
 from noisescope.sweep.bench import BenchMaker, ModelBench, Task
 
-CHARACTERS = "".join(map(chr, range(32, 127)))
 # The small models have 64 positions; several batches, and rows of unequal length in them.
 SETTINGS = Settings(tokens_per_batch=64, max_length=60, max_new_tokens=4)
 WORDS = ("round", "square of two", "lost in the woods", "no", "yes or no", "a tree", "bread and butter", "one more")
-
-
-def tokenizer() -> Any:
-    """One token per character."""
-    import tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    known = {"<pad>": 0, "<s>": 1, "</s>": 2, **{c: i + 3 for i, c in enumerate(CHARACTERS)}}
-    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<pad>"))
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
-    raw.decoder = tokenizers.decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
 
 
 def completions() -> Workload:
@@ -51,7 +38,7 @@ def questions() -> Workload:
 def save(folder: Path, name: str = "llama") -> str:
     """A model of the table as a folder, and its path."""
     make(name).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    letters().save_pretrained(folder)
     return str(folder)
 
 

@@ -360,16 +360,50 @@ class TestPositions:
         )
         assert few == pytest.approx(all_of_them, rel=1e-4)
 
-    def test_the_head_runs_on_the_positions_that_some_row_needs(self):
+    @pytest.mark.parametrize("says", [True, False], ids=["says which its head is", "does not"])
+    def test_the_head_runs_on_what_is_scored_or_on_the_positions_that_some_row_needs(self, says):
         model, seen = make("llama"), []
+        if not says:
+            model.get_output_embeddings = lambda: None
         model.lm_head.register_forward_hook(lambda _, __, out: seen.append(tuple(out.shape)))
         prepared = prepare(WORKLOADS["choice"], letters(opening=True), "accuracy")
         for batch in prepared.batches():
             out = run(model, prepared, batch)
             assert out.shape == (len(batch.targets), 128)
             wanted = len(set(batch.positions.tolist()))
-            assert seen.pop() == (len(batch.samples), wanted, 128)
+            assert seen.pop() == ((1, len(batch.targets), 128) if says else (len(batch.samples), wanted, 128))
+            assert len(batch.targets) < len(batch.samples) * wanted
             assert wanted < batch.inputs["input_ids"].shape[1]
+            assert not seen and not model.lm_head._forward_pre_hooks
+
+    @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma", "opt", "phi", "gpt_neox", "mixtral"])
+    def test_logits_of_scored_positions_are_those_among_all(self, family):
+        model = make(family)
+        prepared = prepare(WORKLOADS["completion"], letters(opening=True), "nll")
+        for batch in prepared.batches():
+            with torch.no_grad():
+                whole = model(**batch.inputs).logits[batch.rows, batch.positions]
+            assert torch.allclose(run(model, prepared, batch), whole, rtol=1e-4, atol=1e-6)
+
+    def test_a_head_that_is_used_otherwise_runs_as_it_is(self):
+        class Odd(nn.Module):
+            """Runs its head on rows and positions in one, or adds a position behind it."""
+
+            def __init__(self, adds: bool) -> None:
+                super().__init__()
+                self.inner, self.adds = make("llama"), adds
+                self.get_output_embeddings = self.inner.get_output_embeddings
+
+            def forward(self, input_ids, attention_mask):
+                hidden = self.inner.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+                if self.adds:
+                    return nn.functional.pad(self.inner.lm_head(hidden), (0, 0, 0, 1))
+                return self.inner.lm_head(hidden.flatten(0, 1)).unflatten(0, input_ids.shape)
+
+        prepared = prepare(Workload.of("t", [Completion("ab", "cd"), Completion("abcd", "efghi")]), letters(), "nll")
+        expected = evaluate(Plain(make("llama")), prepared).values
+        for odd in (Odd(adds=False), Odd(adds=True)):
+            assert evaluate(odd, prepared).values == pytest.approx(expected, rel=1e-5)
 
     def test_where_every_position_is_scored_nothing_is_copied(self):
         held = []

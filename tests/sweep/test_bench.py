@@ -14,7 +14,8 @@ from torch import nn
 
 import noisescope as ns
 from cases import make
-from contracts.checkpoints import SETTINGS, DyingMaker, choices, completions, maker, questions, save, texts, tokenizer
+from contracts.checkpoints import SETTINGS, DyingMaker, choices, completions, maker, questions, save, texts
+from letters import letters
 from noisescope.core.codec import encode
 from noisescope.core.errors import BadInputError, LoadError, NeverFiredError, NoEffectError
 from noisescope.core.records import Corruption, Injection, Trial
@@ -29,7 +30,7 @@ NOISE = ns.noise(scale=0.2)
 
 
 def prepared(workload: Workload | None = None, metric: str = "nll") -> Samples:
-    return prepare(workload or completions(), tokenizer(), metric, SETTINGS)
+    return prepare(workload or completions(), letters(), metric, SETTINGS)
 
 
 def trial(samples: Samples, *injections: Injection, start: int = 0, stop: int | None = None) -> Trial:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import noisescope as ns
 from cases import CASES, GROUPED, SMALL, batch, make
-from contracts.checkpoints import SETTINGS, completions, questions, texts, tokenizer
+from contracts.checkpoints import SETTINGS, completions, questions, texts
+from letters import letters
 from noisescope.core.records import Injection, Trial
 from noisescope.measure.batches import Samples, prepare
 from noisescope.measure.calling import logits_of
@@ -59,7 +60,7 @@ def runs_of(model: nn.Module) -> Iterator[list[int]]:
 
 def samples_for(name: str) -> Samples:
     metric = "embedding_shift" if name == "bert" else "kl_to_clean"
-    return prepare(texts() if name == "bert" else completions(), tokenizer(), metric, SETTINGS)
+    return prepare(texts() if name == "bert" else completions(), letters(), metric, SETTINGS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -93,7 +94,7 @@ def test_readings_are_those_of_whole_runs_to_the_bit(name: str, attention: str, 
 
 
 def test_every_boundary_is_taken_and_a_later_one_is_reached_from_an_earlier_one() -> None:
-    model, samples = deep(), prepare(completions(), tokenizer(), "nll", SETTINGS)
+    model, samples = deep(), prepare(completions(), letters(), "nll", SETTINGS)
     bench, whole = ModelBench(model, samples), ModelBench(deep(), samples, prefix_memory=0)
     # A whole run at layer 0 keeps nothing; one at layer 2 keeps the first two; one at 5 starts there and goes on.
     trials = {0: range(6), 2: range(6), 5: range(2, 6), 4: range(4, 6), 1: range(1, 6)}
@@ -340,7 +341,7 @@ def state_of(model: nn.Module) -> list[Any]:
 
 
 def test_nothing_is_left_on_the_model() -> None:
-    model, samples = deep(), prepare(completions(), tokenizer(), "nll", SETTINGS)
+    model, samples = deep(), prepare(completions(), letters(), "nll", SETTINGS)
     model.model.layers[0].forward = model.model.layers[0].forward
     model.model.layers[1].register_forward_hook(lambda *_: None)
     before = state_of(model)
@@ -363,7 +364,7 @@ def test_nothing_is_left_on_the_model() -> None:
 
 
 def test_generation_is_never_cut_short() -> None:
-    samples = prepare(questions(), tokenizer(), "accuracy", SETTINGS)
+    samples = prepare(questions(), letters(), "accuracy", SETTINGS)
     bench = ModelBench(deep(), samples)
     assert bench.prefix_of(samples) is None
     assert len(bench.measure(Trial((at(5),), samples.key, "accuracy")).values) == 4
@@ -392,7 +393,7 @@ def test_two_models_in_two_threads_do_not_see_each_other() -> None:
 
 @pytest.mark.parametrize("share", [0.02, 0.2, 0.3, 0.6, 0.9])
 def test_readings_are_the_same_whatever_there_is_room_for(share: float) -> None:
-    model, samples = deep(), prepare(completions(), tokenizer(), "nll", SETTINGS)
+    model, samples = deep(), prepare(completions(), letters(), "nll", SETTINGS)
     tokens = sum(b.inputs["input_ids"].numel() for b in samples.batches())
     everything = tokens * 32 * 4 * 6
     bench = ModelBench(model, samples, prefix_memory=int(share * everything))

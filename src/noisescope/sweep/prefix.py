@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from noisescope.core.records import Injection, Site, noise
 from noisescope.core.vocabulary import OPERATORS
 from noisescope.measure.calling import declares
+from noisescope.measure.head import is_compiled
 from noisescope.model.layout import layout_of
 from noisescope.sweep.injecting import Injecting
 from noisescope.sweep.kept import Kept, content_of, pack
@@ -275,12 +276,7 @@ def _hindrance(model: nn.Module, layers: tuple[nn.Module, ...]) -> str | None:
     if not layers:
         return "the stack of layers was not found"
     # A graph may have taken the layers' code in; it would run all the same.
-    return "the model is compiled" if any(map(_is_compiled, model.modules())) else None
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    by_function = hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
-    return by_function or hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+    return "the model is compiled" if any(map(is_compiled, model.modules())) else None
 
 
 def _small(inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

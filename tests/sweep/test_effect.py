@@ -226,3 +226,12 @@ def test_a_product_that_cannot_be_computed_anew_is_refused() -> None:
         ns.inject(model, fault, phases=("forward", "backward")),
     ):
         model(x)
+
+
+def test_statistics_go_on_from_inference_mode_to_gradients() -> None:
+    model = make("llama")
+    with ns.inject(model, ns.fault("offset", 0.1), operators="linear") as handle:
+        with torch.inference_mode():
+            model(**batch())
+        model(**batch()).logits.sum().backward()
+    assert handle.stats.total_forward == 30

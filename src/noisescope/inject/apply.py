@@ -80,7 +80,12 @@ def _apply_one(tensor: Tensor, charge: Charge, number: int, moment: Moment) -> N
     key = charge.call_key(number, moment.ordinal, moment.operand)
     shape = _KERNEL.get(corruption.kind)
     if shape and not corruption.params and takes_kernel(tensor) and _kernel_fits(tensor, charge.strength, shape[1]):
-        stats.landed(charge.site, moment.phase, _perturb(tensor, key, charge.strength, shape))
+        if tensor.is_cpu:
+            stats.landed(charge.site, moment.phase, native.perturb_(tensor, key, charge.strength, *shape))
+        else:
+            plain = tensor.dtype is torch.float32 and shape[1] and charge.strength >= _RESOLVED
+            sums = stats.sums(charge.site, moment.phase, tensor.device)
+            gpu.perturb_(tensor, key, charge.strength, gpu.Manner(*shape, plain), sums)
         return
     # A stuck part of the machine is the same part in every pass and every call.
     fixed = Draw(mix(charge.key, moment.operand))
@@ -88,7 +93,7 @@ def _apply_one(tensor: Tensor, charge: Charge, number: int, moment: Moment) -> N
         product = moment.product() if moment.product is not None else None
         before = tensor.detach()
         after = corrupt(before, corruption, charge.strength, Call(Draw(key), fixed, product))
-        stats.landed(charge.site, moment.phase, measure(before, after))
+        stats.sums(charge.site, moment.phase, tensor.device).add_(measure(before, after))
         # Not `detach`: it shares the version counter, and autograd would take the change for the user's mistake.
         tensor.data.copy_(after)
 
@@ -101,10 +106,3 @@ def _kernel_fits(tensor: Tensor, strength: float, relative: bool) -> bool:
     # In float32 the kernel rounds to nearest, which keeps noise only where it is well above the values' last bit.
     largest = 1.0 if relative else float(tensor.detach().abs().amax())
     return tensor.dtype is torch.float32 and strength >= _RESOLVED * largest
-
-
-def _perturb(tensor: Tensor, key: int, strength: float, shape: tuple[native.Shape, bool]) -> native.Landed | Tensor:
-    if tensor.is_cpu:
-        return native.perturb_(tensor, key, strength, *shape)
-    plain = tensor.dtype is torch.float32 and shape[1] and strength >= _RESOLVED
-    return gpu.perturb_(tensor, key, strength, *shape, plain=plain)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from noisescope.inject.keys import mix, signed
 from noisescope.inject.native import FLOAT_LARGEST, KNOWN_UNIFORM, Shape
 
-PAIRS = 1024
+# Rows of 32 elements that one part of the kernel works on; wider parts leave too few registers.
+ROWS, WARPS = 64, 4
 CHUNK_BITS = 24
 # The first element of each half of the first pairs in the normal stream of key 0.
 KNOWN_NORMAL = (0.4743606746196747, 0.7616618871688843)
@@ -59,7 +61,9 @@ def _differences(device: torch.device) -> str | None:
         return "the kernel gives other numbers than the reference; report this with the versions of torch and triton"
     for dtype, plain in ((torch.float32, True), (torch.bfloat16, False)):
         values = torch.ones(4096, dtype=dtype, device=device)
-        measured, changed, _, _ = perturb_(values, 0, 0.1, "gaussian", True, plain=plain).tolist()
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        perturb_(values, 0, 0.1, Manner("gaussian", True, plain), sums)
+        measured, changed, _, _ = sums.tolist()
         if measured != len(values) or changed != float((values != 1).sum()):
             return "the kernel counts wrongly; report this with the versions of torch and triton"
     return None
@@ -80,34 +84,41 @@ def takes(tensor: Tensor) -> bool:
     return tensor.dtype in _GRIDS
 
 
-def perturb_(y: Tensor, key: int, scale: float, shape: Shape, relative: bool, plain: bool) -> Tensor:
-    """Add noise of standard deviation `scale`, or `scale` times |y|, in place, as `native.perturb_` does.
+class Manner(NamedTuple):
+    """How noise lands: its shape, whether it goes by the size of each value, and how it is rounded.
 
     `plain` rounds to nearest, which keeps the strength of noise far above the last bit of float32; otherwise errors
-    are whole ulps that keep it at any strength. Returns [compared, changed, squared change, squared value] on the
-    device: nothing waits for it.
+    are whole ulps that keep it at any strength.
+    """
+
+    shape: Shape
+    relative: bool
+    plain: bool
+
+
+def perturb_(y: Tensor, key: int, scale: float, manner: Manner, sums: Tensor) -> None:
+    """Add noise of standard deviation `scale`, or `scale` times |y|, in place, as `native.perturb_` does.
+
+    Adds to `sums`, four float64 on the device: values compared, changed, squared change, squared value. Nothing waits.
     """
     from noisescope.inject import gpu_kernel
 
     flat = y.detach() if y.is_contiguous() else y.detach().contiguous()
     digits, least, largest = _GRIDS[y.dtype]
-    tally = torch.zeros(4, dtype=torch.float64, device=y.device)
+    is_uniform = manner.shape == "uniform"
     # In float32, as the CPU's kernel has it.
-    gain = float(np.float32(min(scale, FLOAT_LARGEST)) * np.float32(3.46410162 if shape == "uniform" else 1.0))
-    every = SPARSE if plain else DENSE
-    if _parts(flat.numel()) <= WHOLE_PARTS:
-        every = 1
+    gain = float(np.float32(min(scale, FLOAT_LARGEST)) * np.float32(3.46410162 if is_uniform else 1.0))
+    every = 1 if _parts(flat.numel()) <= WHOLE_PARTS else SPARSE if manner.plain else DENSE
     with torch.cuda.device(y.device):
         for number, start, size in _chunks(flat.numel()):
-            words, rounding = mix(key, number), mix(mix(key, 1), number)
+            words, rounding = mix(key, number), 0 if manner.plain else mix(key, 1, number)
             gpu_kernel.perturb[(_parts(size),)](
-                flat, size, start, *_halves(words), *_halves(rounding), gain, largest, tally, every, words % every,
-                UNIFORM=shape == "uniform", RELATIVE=relative, LAND=not plain, DIGITS=digits, LEAST=least,
-                PAIRS=PAIRS, enable_fp_fusion=False,
+                flat, size, start, *_halves(words), *_halves(rounding), gain, largest, sums, every,
+                UNIFORM=is_uniform, RELATIVE=manner.relative, LAND=not manner.plain, DIGITS=digits, LEAST=least,
+                ROWS=ROWS, num_warps=WARPS, enable_fp_fusion=False,
             )  # fmt: skip
     if flat.data_ptr() != y.data_ptr():
         y.detach().copy_(flat)
-    return tally
 
 
 def _fill(out: Tensor, key: int, *, uniform: bool) -> None:
@@ -117,7 +128,7 @@ def _fill(out: Tensor, key: int, *, uniform: bool) -> None:
         for number, start, size in _chunks(out.numel()):
             low, high = _halves(mix(key, number))
             gpu_kernel.fill[(_parts(size),)](
-                out, size, start, low, high, UNIFORM=uniform, PAIRS=PAIRS, enable_fp_fusion=False
+                out, size, start, low, high, UNIFORM=uniform, ROWS=ROWS, num_warps=WARPS, enable_fp_fusion=False
             )
 
 
@@ -133,4 +144,4 @@ def _chunks(count: int) -> list[tuple[int, int, int]]:
 
 
 def _parts(count: int) -> int:
-    return -(-count // (2 * PAIRS))
+    return -(-count // (32 * ROWS))

@@ -108,16 +108,16 @@ def _landed(
 
 
 # Keys and sizes differ from call to call: specialised on their values, the kernel would be compiled again and again.
-@triton.jit(do_not_specialize=["count", "start", "low", "high", "round_low", "round_high", "every", "lot"])
+@triton.jit(do_not_specialize=["count", "start", "low", "high", "round_low", "round_high", "every"])
 def perturb(
-    data, count, start, low, high, round_low, round_high, gain, largest, tally, every, lot,
+    data, count, start, low, high, round_low, round_high, gain, largest, tally, every,
     UNIFORM: tl.constexpr, RELATIVE: tl.constexpr, LAND: tl.constexpr, DIGITS: tl.constexpr, LEAST: tl.constexpr,
-    PAIRS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Perturb elements start to start + count of a contiguous tensor, all of one pair of hash keys."""
     part = tl.program_id(0)
-    pair = part * PAIRS + tl.arange(0, PAIRS)
-    first = (pair // LANES) * (2 * LANES) + pair % LANES
+    row = part * ROWS + tl.arange(0, ROWS)[:, None]
+    first = row * (2 * LANES) + tl.arange(0, LANES)[None, :]
     second = first + LANES
     here, there = first < count, second < count
     place = data + start
@@ -134,7 +134,10 @@ def perturb(
     after_a, after_b = new_a.to(tl.float32), new_b.to(tl.float32)
     tl.store(place + first, new_a, mask=able_a & (after_a != a))
     tl.store(place + second, new_b, mask=able_b & (after_b != b))
-    if (part + lot) % every == 0:
+    # Of every group one part by lot: a fixed stride would meet the same columns of every row.
+    group = part // every
+    lot = _hash((low + group).to(tl.uint32), high.to(tl.uint32, bitcast=True)) >> 8
+    if part % every == tl.where(group == 0, 0, lot.to(tl.int32) % every):
         old_a, old_b = tl.where(able_a, a, 0.0).to(tl.float64), tl.where(able_b, b, 0.0).to(tl.float64)
         d_a = tl.where(able_a, after_a, 0.0).to(tl.float64) - old_a
         d_b = tl.where(able_b, after_b, 0.0).to(tl.float64) - old_b
@@ -145,10 +148,10 @@ def perturb(
 
 
 @triton.jit(do_not_specialize=["count", "start", "low", "high"])
-def fill(data, count, start, low, high, UNIFORM: tl.constexpr, PAIRS: tl.constexpr):
+def fill(data, count, start, low, high, UNIFORM: tl.constexpr, ROWS: tl.constexpr):
     """Fill elements start to start + count of a contiguous float32 tensor with a stream, all of one pair of keys."""
-    pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
-    first = (pair // LANES) * (2 * LANES) + pair % LANES
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    first = row * (2 * LANES) + tl.arange(0, LANES)[None, :]
     n_a, n_b = _draw(first, low, high, 1.0, UNIFORM, True)
     place = data + start
     tl.store(place + first, n_a, mask=first < count)

@@ -80,15 +80,22 @@ class Tally:
             entry.injections += injections
             entry.elements += elements
 
-    def landed(self, site: Site, phase: str, sums: Landed | Tensor) -> None:
-        """Add what was measured; what `measure` or a kernel left on a device stays there."""
+    def landed(self, site: Site, phase: str, landed: Landed) -> None:
+        """Add what was measured on the host."""
+        with self._lock:
+            self._entry(site, phase).landed += landed
+
+    def sums(self, site: Site, phase: str, device: torch.device) -> Tensor:
+        """The sums that are kept on a device, for whoever measures there to add to; laid out as by `measure`."""
         with self._lock:
             entry = self._entry(site, phase)
-            if isinstance(sums, Landed):
-                entry.landed += sums
-            else:
-                held = entry.on_device
-                entry.on_device = sums if held is None else held.to(sums.device) + sums
+            if entry.on_device is None:
+                # A tensor made in inference mode could not be added to outside it.
+                with torch.inference_mode(False):
+                    entry.on_device = torch.zeros(4, dtype=_widest(device), device=device)
+            elif entry.on_device.device != device:
+                entry.on_device = entry.on_device.to(device)
+            return entry.on_device
 
     def _entry(self, site: Site, phase: str) -> _Sum:
         return self._sums.setdefault((site, phase), _Sum())
@@ -153,7 +160,7 @@ class Tally:
 
 def measure(before: Tensor, after: Tensor) -> Tensor:
     """[compared, changed, squared change, squared value] over the finite values, as a tensor on their device."""
-    wide = torch.float32 if before.device.type in ("mps", "npu") else torch.float64
+    wide = _widest(before.device)
     work = wide if before.dtype is torch.float64 else torch.float32
     finite = torch.isfinite(before) & torch.isfinite(after)
     changed = (before != after) & ~(torch.isnan(before) & torch.isnan(after))
@@ -161,6 +168,10 @@ def measure(before: Tensor, after: Tensor) -> Tensor:
     error = torch.where(finite, after, 0).to(work) - old
     counts = [torch.tensor(before.numel(), dtype=wide, device=before.device), changed.sum(dtype=wide)]
     return torch.stack([*counts, _squares(error, wide), _squares(old, wide)])
+
+
+def _widest(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type in ("mps", "npu") else torch.float64
 
 
 def _squares(x: Tensor, wide: torch.dtype) -> Tensor:

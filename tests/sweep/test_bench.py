@@ -197,6 +197,21 @@ def test_dropout_is_off_while_a_trial_is_measured_and_the_model_is_given_back_as
     assert [name for name, m in model.named_modules() if not m.training] == ["lm_head"]
 
 
+def test_keys_and_values_are_kept_for_generation_alone() -> None:
+    model, kept = make("llama"), []
+    model.config.use_cache = True
+    model.register_forward_hook(lambda _, __, out: kept.append(out.get("past_key_values") is not None))
+    for workload, metric, keeps in ((completions(), "nll", False), (questions(), "accuracy", True)):
+        samples = prepared(workload, metric)
+        for injections in ((), (at(0),), (at(1),)):
+            kept.clear()
+            ModelBench(model, samples).measure(trial(samples, *injections))
+            # The check that a model does not look ahead runs before.
+            assert set(kept) == {keeps}
+    assert model.config.use_cache
+    assert not model._forward_pre_hooks
+
+
 def asked_of(folder: Path) -> tuple[BenchMaker, list[Trial]]:
     made = maker(folder)
     keys = made().prepared.items()

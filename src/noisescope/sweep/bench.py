@@ -6,23 +6,23 @@ It plans no trials and judges no readings. The model's weights must not change w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from noisescope.core.errors import BadInputError, LoadError
-from noisescope.core.records import Params, Reading, Trial
+from noisescope.core.records import Injection, Params, Reading, Trial
 from noisescope.measure.batches import Samples, Settings, prepare
 from noisescope.measure.calling import device_of, hidden_of, logits_of
 from noisescope.measure.scoring import Clean, Scores, clean_run, evaluate
 from noisescope.measure.workload import Workload, span
 from noisescope.model.load import load
-from noisescope.sweep import prefix
-from noisescope.sweep.evaluating import evaluating
+from noisescope.sweep.evaluating import evaluating, without_cache
 from noisescope.sweep.injecting import Injecting
+from noisescope.sweep.prefix import MEMORY as PREFIX_MEMORY
 from noisescope.sweep.prefix import Prefix
 
 MEMORY = 1 << 30
@@ -41,7 +41,7 @@ class ModelBench:
         prepared: Samples | Sequence[Samples],
         *,
         memory: int = MEMORY,
-        prefix_memory: int = prefix.MEMORY,
+        prefix_memory: int = PREFIX_MEMORY,
     ) -> None:
         self.model = model
         listed = prepared if isinstance(prepared, Sequence) else (prepared,)
@@ -56,19 +56,17 @@ class ModelBench:
         An injection that never fires, or changes nothing at a strength above 0, raises.
         """
         prepared = self._prepared_for(trial)
-        with evaluating(self.model):
-            if trial.injections:
-                scores = self._injected(prepared, trial)
-            else:
-                scores = self.clean(prepared, trial.start, trial.stop).scores
+        if trial.injections:
+            scores = self._injected(prepared, trial)
+        else:
+            scores = self.clean(prepared, trial.start, trial.stop).scores
         return Reading(trial, scores.values, nonfinite=sum(scores.broken))
 
     def clean(self, prepared: Samples, start: int = 0, stop: int | None = None) -> Clean:
         """The clean run on a slice, which is made once and kept while there is room."""
         within = (prepared.key, *span(prepared, start, stop))
         if within not in self._clean:
-            skipper = self.prefix_of(prepared, start, stop)
-            with skipper.skipping(skipper.first(())) if skipper else nullcontext():
+            with self._ready(prepared), self._skipping(prepared, start, stop, ()):
                 self._clean[within] = clean_run(self.model, prepared, start, stop, self._memory)
         self._clean.move_to_end(within)
         while len(self._clean) > 1 and sum(map(_size, self._clean.values())) > self._memory:
@@ -103,14 +101,25 @@ class ModelBench:
         clean = self.clean(prepared, trial.start, trial.stop) if prepared.metric.against_clean else None
         # Made before anything runs, because they refuse layers that the model does not have.
         injecting = [Injecting(self.model, injection) for injection in trial.injections]
-        skipper = self.prefix_of(prepared, trial.start, trial.stop)
-        first = skipper.first(trial.injections) if skipper else 0
         with ExitStack() as stack:
+            stack.enter_context(self._ready(prepared))
+            skipping = self._skipping(prepared, trial.start, trial.stop, trial.injections)
             for one in injecting:
                 stack.enter_context(one)
-            if skipper:
-                stack.enter_context(skipper.skipping(first))
+            stack.enter_context(skipping)
             return evaluate(self.model, prepared, trial.start, trial.stop, clean)
+
+    @contextmanager
+    def _ready(self, prepared: Samples) -> Iterator[None]:
+        with evaluating(self.model), nullcontext() if prepared.view == "generation" else without_cache(self.model):
+            yield
+
+    def _skipping(
+        self, prepared: Samples, start: int, stop: int | None, injections: tuple[Injection, ...]
+    ) -> AbstractContextManager[None]:
+        # What may be skipped is found out by running the model, so before anything is injected.
+        prefix = self.prefix_of(prepared, start, stop)
+        return prefix.skipping(prefix.first(injections)) if prefix else nullcontext()
 
 
 def _size(clean: Clean) -> int:

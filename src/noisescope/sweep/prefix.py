@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 
 from noisescope.core.records import Injection, Site, noise
 from noisescope.core.vocabulary import OPERATORS
-from noisescope.measure.calling import declares
 from noisescope.measure.head import is_compiled
 from noisescope.model.layout import layout_of
 from noisescope.sweep.injecting import Injecting
@@ -25,7 +24,6 @@ from noisescope.sweep.kept import Kept, content_of, pack
 
 MEMORY = 2 << 30
 See = Callable[[Mapping[str, Tensor]], Tensor]
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 Hook = Callable[[nn.Module, Any, Any], None]
 # Rows and columns of a batch that are enough to see whether a run can start from the middle.
 _ROWS, _COLUMNS = 2, 16
@@ -44,8 +42,6 @@ class Prefix:
         self.kept = Kept(memory)
         self.off = _hindrance(model, self.layers)
         self._see, self._probe = see, _small(inputs)
-        # Nothing is generated, so keys and values need not be kept.
-        self._more: Mapping[str, Any] = {"use_cache": False} if declares(model, "use_cache") else {}
         # What the probe gave, and what all layers gave on it.
         self._whole: Tensor | None = None
         self._scratch = Kept(float("inf"))
@@ -71,7 +67,7 @@ class Prefix:
         if self.off or not first:
             yield
             return
-        with _watching(self.model, self._calls(self.kept, first, self._checked)):
+        with _watching(self.model, _Calls(self.layers, self.kept, first, self._checked)):
             yield
 
     def _first_of(self, injection: Injection) -> int:
@@ -99,18 +95,8 @@ class Prefix:
         self.off = look.hindrance
         self._early = frozenset(look.early)
         if self.off is None:
-            self._whole = self._see(self._probe)
-            self._fill_scratch()
-
-    def _fill_scratch(self) -> None:
-        """Keep what every layer gives on the probe, if it can be without a cache of keys and values."""
-        for more in (self._more, {}):
-            self._more = more
-            self._scratch.clear()
-            with _watching(self.model, self._calls(self._scratch, len(self.layers), ())):
-                if _same_bits(self._see(self._probe), self._whole):
-                    return
-        self._switch_off("the model gives two different answers to one input")
+            with _watching(self.model, _Calls(self.layers, self._scratch, len(self.layers), ())):
+                self._whole = self._see(self._probe)
 
     def _check(self, boundary: int) -> None:
         """See that a clean run from this boundary on gives the same bits as a whole one, or switch off.
@@ -130,7 +116,7 @@ class Prefix:
             self._switch_off(f"started behind layer {boundary - 1}, {problem}")
 
     def _problem_behind(self, boundary: int) -> str | None:
-        calls = self._calls(self._scratch, boundary, (boundary,))
+        calls = _Calls(self.layers, self._scratch, boundary, (boundary,))
         try:
             with torch.no_grad(), _watching(self.model, calls):
                 part = self._see(self._probe)
@@ -138,9 +124,6 @@ class Prefix:
             return f"the model fails ({type(problem).__name__}: {problem})"
         same = calls.skipped == boundary and _same_bits(part, self._whole)
         return None if same else "the model gives something else than as a whole"
-
-    def _calls(self, kept: Kept, first: int, allowed: Collection[int]) -> _Calls:
-        return _Calls(self.layers, kept, first, allowed, self._more)
 
     def _switch_off(self, reason: str) -> None:
         self.off = reason
@@ -186,24 +169,21 @@ class _Look:
 class _Calls:
     """The hooks around calls of a model in which the first layers are clean."""
 
-    def __init__(
-        self, layers: tuple[nn.Module, ...], kept: Kept, first: int, allowed: Collection[int], more: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, layers: tuple[nn.Module, ...], kept: Kept, first: int, allowed: Collection[int]) -> None:
         self.layers = layers
         self.kept = kept
         self.first = first
         self.allowed = allowed
-        self.more = more
         self.skipped = 0
         self._content: bytes | None = None
         self._skips: list[_Skip] = []
 
-    def begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    def begin(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the model runs."""
         self.end()
         self._content = None if torch.is_grad_enabled() else content_of(args, kwargs)
         if self._content is None:
-            return None
+            return
         boundaries = [b for b in self.allowed if b <= self.first]
         self.skipped = self.kept.nearest(self._content, boundaries)
         if self.skipped:
@@ -212,7 +192,6 @@ class _Calls:
             passed, last = packed.unpacked(), packed.unpacked()
             values = [*[passed] * (self.skipped - 1), last]
             self._skips = [_Skip(layer, value) for layer, value in zip(self.layers, values, strict=False)]
-        return args, {**self.more, **kwargs}
 
     def note(self, index: int) -> Hook:
         """A hook behind a layer that is clean."""

@@ -51,6 +51,16 @@ def test_a_question_to_be_answered_shows_nothing_of_the_answer():
     assert row.answer == "2"
 
 
+def test_a_question_that_is_a_whole_prompt_is_shown_as_it_is():
+    tokenizer = letters(opening=True, chat=CHAT)
+    item = Question("Q: 1?\nA:", "2", ends=("Q:",))
+    (row,) = laid_out(item, "accuracy", tokenizer=tokenizer)
+    assert tokenizer.decode(list(row.tokens)) == "<s>Q: 1?\nA:"
+    assert (row.answer, row.ends) == ("2", ("Q:",))
+    (row,) = laid_out(item, "nll", tokenizer=tokenizer)
+    assert shown_and_scored(row, tokenizer) == ("<s>Q: 1?\nA: ", [" 2"])
+
+
 def test_a_choice_is_scored_as_the_answer_it_is():
     (row,) = laid_out(Choice("x", ("yy", "z"), 1))
     assert shown_and_scored(row) == ("x ", [" z"])

@@ -9,7 +9,7 @@ from torch import nn
 
 from cases import make
 from letters import letters
-from noisescope.measure.batches import Settings, prepare
+from noisescope.measure.batches import PLAIN_ENDS, Settings, prepare
 from noisescope.measure.generation import Generated, answered, generate, spoken, stop_tokens
 from noisescope.measure.scoring import clean_run, evaluate, run
 from noisescope.measure.workload import Question, Workload
@@ -51,16 +51,16 @@ def asked(workload=QUESTIONS, **settings):
     return prepare(workload, letters(opening=True), "accuracy", Settings(max_new_tokens=NEW, max_length=60, **settings))
 
 
-def generated(model, prepared, stops=frozenset()):
+def generated(model, prepared):
     """The new tokens of every sample."""
     found = {}
     with torch.no_grad():
         for batch in prepared.batches():
-            found |= zip(batch.samples, generate(model, batch, prepared.settings, stops).tokens, strict=True)
+            found |= zip(batch.samples, generate(model, batch, prepared.settings, letters()).tokens, strict=True)
     return [found[sample] for sample in sorted(found)]
 
 
-def by_transformers(model, prepared, stop=None):
+def by_transformers(model, prepared, stops=(2,)):
     """The same by the library, each prompt alone."""
     model.config.use_cache = True
     found = []
@@ -71,11 +71,11 @@ def by_transformers(model, prepared, stop=None):
             attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=NEW,
-            eos_token_id=stop,
+            eos_token_id=list(stops),
             pad_token_id=0,
         )
         new = out[0, ids.shape[1] :].tolist()
-        found.append(tuple(new[: new.index(stop)] if stop in new else new))
+        found.append(tuple(itertools.takewhile(lambda token: token not in stops, new)))
     return found
 
 
@@ -97,7 +97,7 @@ def test_answers_are_those_of_the_librarys_own_greedy_search(family, budget):
     assert len(prepared.batches()) == (4 if budget == 1 else 1)
     answers = generated(model, prepared)
     assert answers == by_transformers(model, prepared)
-    assert all(len(answer) == NEW for answer in answers)
+    assert max(map(len, answers)) > NEW - 4
     assert len(set(answers)) > 1
 
 
@@ -115,8 +115,9 @@ def test_an_answer_ends_before_its_stop_token_and_the_others_go_on():
     model, prepared = wide_awake("llama"), asked()
     free = generated(model, prepared)
     stop = free[1][4]
-    answers = generated(model, prepared, {stop})
-    assert answers == by_transformers(model, prepared, stop)
+    model.generation_config.eos_token_id = [stop]
+    answers = generated(model, prepared)
+    assert answers == by_transformers(model, prepared, (stop, 2))
     assert len(answers[1]) <= 4
     assert {len(answer) for answer in answers} > {len(answers[1])}
 
@@ -168,10 +169,23 @@ def test_only_as_much_is_run_as_is_needed():
 def test_what_the_model_asks_itself_is_no_answer():
     tokenizer = letters()
     said = "It is 4.\nQuestion: And 2 + 3?\nAnswer: 5"
-    assert spoken(tokenizer, tokenizer.encode(said)) == "It is 4."
-    assert spoken(tokenizer, tokenizer.encode("In question: 4")) == "In question: 4"
-    assert spoken(tokenizer, [1, *tokenizer.encode("4"), 2]) == "4"
-    assert spoken(tokenizer, []) == ""
+    assert spoken(tokenizer, tokenizer.encode(said), PLAIN_ENDS) == "It is 4."
+    assert spoken(tokenizer, tokenizer.encode("In Question: 4"), PLAIN_ENDS) == "In Question: 4"
+    assert spoken(tokenizer, [1, *tokenizer.encode("4"), 2], PLAIN_ENDS) == "4"
+    assert spoken(tokenizer, tokenizer.encode("4. So 5; no"), (";", ". ")) == "4"
+    assert spoken(tokenizer, tokenizer.encode("4. So"), ()) == "4. So"
+    assert spoken(tokenizer, [], PLAIN_ENDS) == ""
+
+
+def test_an_answer_that_has_ended_is_not_gone_on_with():
+    asked_otherwise = Question("2 + 2 is what:", "4", ends=(", ", "@w"))
+    prepared = prepare(Workload.of("one", [asked_otherwise]), letters(), "accuracy", Settings(max_new_tokens=40))
+    assert letters().decode(list(prepared.rows[0][0].tokens)) == "2 + 2 is what:"
+    model = Chain("4@wl7")
+    assert evaluate(model, prepared).values == (1.0,)
+    # Three tokens are said, the last two of which are the end: as many runs.
+    length = len(prepared.rows[0][0].tokens)
+    assert model.seen == length + (length + 1) + (length + 2)
 
 
 def test_an_answer_with_a_broken_position_is_wrong():

@@ -23,6 +23,8 @@ from noisescope.measure.workload import Choice, Item, Question, Text, Workload, 
 TEMPLATE_DAY = datetime(2024, 7, 26)
 DATE_DIRECTIVES = (*"aAbBcdeGHIjmMpSuUVwWxXyY", "-d", "-m")
 PLAIN_QUESTION = "Question: {}\nAnswer:"
+# There the model goes on to ask a question of its own.
+PLAIN_ENDS = ("\nQuestion:",)
 POSITION_LIMITS = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
@@ -82,18 +84,19 @@ class Piece:
 class Row:
     """The tokens of one row of a batch, the sample they are of, and what of them is scored.
 
-    `answer` is what should be generated behind them.
+    `answer` is what should be generated behind them, up to one of `ends`.
     """
 
     sample: int
     tokens: tuple[int, ...]
     pieces: tuple[Piece, ...] = ()
     answer: str = ""
+    ends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Padded rows, with the sample, the number of tokens and the answer of each.
+    """Padded rows, with the sample, the number of tokens, the answer and its ends of each.
 
     Scored position k is at `rows[k]`, `positions[k]`, foretells `targets[k]`, and is in stretch `owner[k]`.
     """
@@ -102,6 +105,7 @@ class Batch:
     samples: tuple[int, ...]
     lengths: tuple[int, ...]
     answers: tuple[str, ...]
+    ends: tuple[tuple[str, ...], ...]
     stretches: tuple[Stretch, ...]
     rows: Tensor
     positions: Tensor
@@ -214,6 +218,7 @@ def _batch(rows: Sequence[Row], pad: int, left: bool, device: torch.device | str
         tuple(row.sample for row in rows),
         tuple(len(row.tokens) for row in rows),
         tuple(row.answer for row in rows),
+        tuple(row.ends for row in rows),
         tuple(piece.stretch for _, piece in pieces),
         *columns,
     )
@@ -236,11 +241,15 @@ class _Maker:
         if view == "whole":
             return (Row(sample, tuple(self._whole(sample, item))),)
         if view == "generation":
-            tokens = self._open(item)
-            self._check_room(sample, len(tokens))
-            return (Row(sample, tuple(tokens), answer=self._answer(item).strip()),)
+            return (self._to_be_answered(sample, item),)
         rests = self._choices(item) if view == "choices" else {_right(item): self._answer(item)}
         return self._scored(sample, item, rests)
+
+    def _to_be_answered(self, sample: int, item: Item) -> Row:
+        tokens = self._open(item)
+        self._check_room(sample, len(tokens))
+        ends = item.ends if isinstance(item, Question) else None
+        return Row(sample, tuple(tokens), (), self._answer(item).strip(), PLAIN_ENDS if ends is None else ends)
 
     def _scored(self, sample: int, item: Item, rests: dict[int, str]) -> tuple[Row, ...]:
         head = self._open(item)
@@ -267,22 +276,24 @@ class _Maker:
 
     def _prompt(self, item: Item) -> str:
         if isinstance(item, Question):
-            return self._asked(item.question)
+            return self._asked(item.question) if item.ends is None else item.question
         return "" if isinstance(item, Text) else item.prompt
 
     def _answer(self, item: Item) -> str:
         if isinstance(item, Question):
-            return item.answer if self.chat else f" {item.answer}"
+            return item.answer if self._in_chat(item) else _behind(self._prompt(item), item.answer)
         if isinstance(item, Choice):
             return self._choices(item)[item.answer]
         return item.text if isinstance(item, Text) else item.completion
 
     def _choices(self, item: Item) -> dict[int, str]:
-        """The choices as they follow the prompt: behind one space, unless there is white space already."""
-        if not isinstance(item, Choice):
-            return {}
-        spaced = item.prompt[-1].isspace()
-        return {i: text if spaced or text[0].isspace() else f" {text}" for i, text in enumerate(item.choices)}
+        """The choices as they follow the prompt."""
+        return (
+            {i: _behind(item.prompt, text) for i, text in enumerate(item.choices)} if isinstance(item, Choice) else {}
+        )
+
+    def _in_chat(self, item: Item) -> bool:
+        return self.chat and isinstance(item, Question) and item.ends is None
 
     def _asked(self, question: str) -> str:
         if not self.chat:
@@ -307,7 +318,7 @@ class _Maker:
 
     def _open(self, item: Item, rest: str = "") -> list[int]:
         """The prompt and what follows it, behind what the tokenizer puts before a text; a chat template has done so."""
-        opening = [] if self.chat and isinstance(item, Question) else self.opening
+        opening = [] if self._in_chat(item) else self.opening
         return [*opening, *self._encode(self._prompt(item) + rest)]
 
     def _encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -319,6 +330,11 @@ class _Maker:
                 f"item {sample + 1} of {self.name}: {length} tokens; expected at most {self.settings.max_length}. "
                 "Leave it out, or raise max_length if the model has the positions."
             )
+
+
+def _behind(prompt: str, text: str) -> str:
+    """A text as it follows a prompt: behind one space, unless there is white space already."""
+    return text if prompt[-1:].isspace() or text[0].isspace() else f" {text}"
 
 
 def _dated(template: str) -> str:

@@ -5,16 +5,19 @@ It samples nothing, and it needs no `generate` of the model: whatever can be cal
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from noisescope.measure.batches import PLAIN_QUESTION, Batch, Settings
+from noisescope.measure.batches import Batch, Settings
 from noisescope.measure.calling import KEEP, Model, accepts, declares, field, logits_of
 from noisescope.measure.workload import final_number
+
+# No end of an answer is longer.
+END_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,14 @@ def stop_tokens(model: Model, tokenizer: Any) -> frozenset[int]:
     )
 
 
-def generate(model: Model, batch: Batch, settings: Settings, stops: Collection[int]) -> Generated:
-    """The likeliest token after each prompt, again and again, until it is a stop token or there is no room."""
+def generate(model: Model, batch: Batch, settings: Settings, tokenizer: Any) -> Generated:
+    """The likeliest token after each prompt, again and again.
+
+    That goes on until it is a stop token, or one of the row's ends has been said, or there is no room.
+    """
     if len(set(batch.lengths)) > 1 and not accepts(model, "position_ids"):
-        return _one_by_one(model, batch, settings, stops)
+        return _one_by_one(model, batch, settings, tokenizer)
+    stops = stop_tokens(model, tokenizer)
     state = _State(model, batch)
     limits = [min(settings.max_new_tokens, settings.max_length - length + 1) for length in batch.lengths]
     tokens: list[list[int]] = [[] for _ in batch.lengths]
@@ -55,20 +62,26 @@ def generate(model: Model, batch: Batch, settings: Settings, stops: Collection[i
                 open_rows.discard(row)
                 continue
             tokens[row].append(token)
-            if len(tokens[row]) >= limits[row]:
+            if len(tokens[row]) >= limits[row] or _has_ended(tokenizer, tokens[row], batch.ends[row]):
                 open_rows.discard(row)
         if not open_rows:
             return Generated(tuple(map(tuple, tokens)), tuple(broken))
         state.append(chosen)
 
 
-def _one_by_one(model: Model, batch: Batch, settings: Settings, stops: Collection[int]) -> Generated:
+def _has_ended(tokenizer: Any, tokens: Sequence[int], ends: Iterable[str]) -> bool:
+    said = tokenizer.decode(tokens[-END_TOKENS:], skip_special_tokens=True)
+    return any(end in said for end in ends)
+
+
+def _one_by_one(model: Model, batch: Batch, settings: Settings, tokenizer: Any) -> Generated:
     """Without positions of its own choosing, a model would count padding in front of a prompt: each row runs alone."""
     tokens: list[tuple[int, ...]] = []
     broken: list[int] = []
     for row, length in enumerate(batch.lengths):
         inputs = {name: tensor[row : row + 1, -length:] for name, tensor in batch.inputs.items()}
-        alone = generate(model, replace(batch, inputs=inputs, lengths=(length,)), settings, stops)
+        one = replace(batch, inputs=inputs, lengths=(length,), ends=(batch.ends[row],))
+        alone = generate(model, one, settings, tokenizer)
         tokens += alone.tokens
         broken += alone.broken
     return Generated(tuple(tokens), tuple(broken))
@@ -109,14 +122,14 @@ def answered(tokenizer: Any, batch: Batch, seen: Generated) -> list[tuple[float,
     A row with a broken position is wrong whatever came of it.
     """
     marks = []
-    for answer, tokens, broken in zip(batch.answers, seen.tokens, seen.broken, strict=True):
-        said = final_number(spoken(tokenizer, tokens))
+    for answer, ends, tokens, broken in zip(batch.answers, batch.ends, seen.tokens, seen.broken, strict=True):
+        said = final_number(spoken(tokenizer, tokens, ends))
         right = said is not None and said == final_number(answer)
         marks.append((float(right and not broken), broken))
     return marks
 
 
-def spoken(tokenizer: Any, tokens: Collection[int]) -> str:
-    """The text of generated tokens, up to where the model goes on to ask a question of its own."""
+def spoken(tokenizer: Any, tokens: Sequence[int], ends: Iterable[str]) -> str:
+    """The text of generated tokens, up to the first of the ends."""
     text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)
-    return text.partition("\n" + PLAIN_QUESTION.partition("{")[0].strip())[0]
+    return text[: min((text.index(end) for end in ends if end in text), default=None)]

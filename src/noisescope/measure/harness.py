@@ -26,9 +26,13 @@ def read_task(name: str, *, limit: int | None = None, shots: int | None = None, 
         task.set_config(key="num_fewshot", value=shots)
     with contextlib.redirect_stdout(sys.stderr):
         task.build_all_requests(limit=limit, rank=0, world_size=1)
+    return Workload.of(name, items_of(name, task))
+
+
+def items_of(name: str, task: Any) -> list[Item]:
+    """The items of a task that has built its requests; each item once."""
     by_document = groupby(task.instances, key=lambda request: request.doc_id)
-    items = [_item(name, task, list(requests)) for _, requests in by_document]
-    return Workload.of(name, list(dict.fromkeys(items)))
+    return list(dict.fromkeys(_item(name, task, list(requests)) for _, requests in by_document))
 
 
 def _task(name: str, folder: str | None) -> Any:
@@ -58,7 +62,8 @@ def _item(name: str, task: Any, requests: list[Any]) -> Item:
     answer = str(task.doc_to_target(document))
     if final_number(answer) is None:
         raise BadInputError(f"task {name!r}: the answer {answer[:80]!r} holds no number; expected one in every answer.")
-    return Question(prompt, answer)
+    until = rest.get("until") or ()
+    return Question(prompt, answer, ends=tuple(filter(None, [until] if isinstance(until, str) else until)))
 
 
 def _choice(name: str, task: Any, requests: list[Any]) -> Choice:
@@ -68,8 +73,8 @@ def _choice(name: str, task: Any, requests: list[Any]) -> Choice:
     target = task.doc_to_target(requests[0].doc)
     written = list(task.doc_to_choice(requests[0].doc))
     right = written.index(target) if isinstance(target, str) and target in written else target
-    fits = isinstance(right, int) and len(set(choices)) == len(choices) == len(written) and prompt.strip()
-    if not fits:
+    is_index = isinstance(right, int) and not isinstance(right, bool) and 0 <= right < len(written)
+    if not is_index or not len(set(choices)) == len(choices) == len(written) or not prompt.strip():
         raise BadInputError(
             f"task {name!r}: an item with {len(choices)} choices behind its prompt and the answer {target!r}; expected "
             "one prompt, choices that differ, and one right choice."

@@ -22,7 +22,7 @@ from torch import Tensor
 from noisescope.core.errors import BadInputError
 from noisescope.measure.batches import Batch, Samples, Stretch
 from noisescope.measure.calling import Model, device_of, hidden_of, logits_at, require_causal
-from noisescope.measure.generation import Generated, answered, generate, stop_tokens
+from noisescope.measure.generation import Generated, answered, generate
 from noisescope.measure.workload import span
 
 # exp(-100) is below every positive float32: less likely than the softmax of a float32 can say.
@@ -99,7 +99,7 @@ def run(model: Model, samples: Samples, batch: Batch) -> Tensor | Generated:
     """
     with torch.no_grad():
         if samples.view == "generation":
-            return generate(model, batch, samples.settings, stop_tokens(model, samples.tokenizer))
+            return generate(model, batch, samples.settings, samples.tokenizer)
         if samples.view == "whole":
             return _embedding(hidden_of(model, batch.inputs), batch.inputs.get("attention_mask"))
         return logits_at(model, batch.inputs, batch.rows, batch.positions)

@@ -25,12 +25,16 @@ DEMO_FOLDER = Path(__file__).with_name("demo_data")
 
 @dataclass(frozen=True)
 class Question:
-    """A question that the model answers in its own words; what counts is the last number of the answer."""
+    """A question that the model answers in its own words; what counts is the last number of the answer.
+
+    With `ends` it is a whole prompt, shown as it is, and the answer goes up to the first of these texts.
+    """
 
     shape: ClassVar[str] = "question"
     question: str
     answer: str
     kind: str = ""
+    ends: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Line:
     """A row of written cells with the layers and operators that it speaks of."""
 
     cells: tuple[Written, ...]
-    layers: tuple[int, ...] = ()
+    layers: tuple[int | None, ...] = ()
     operators: tuple[str, ...] = ()
 
 
@@ -62,6 +62,11 @@ class Grid:
 def layer_name(layer: int | None) -> str:
     """A layer's index, or the word for what lies outside the stack."""
     return OUTSIDE if layer is None else str(layer)
+
+
+def layer_names(layers: tuple[int | None, ...]) -> str | None:
+    """Layers as the words by which a page filters; None where nothing is said of layers."""
+    return " ".join(map(layer_name, layers)) or None
 
 
 def detail_of(figure: Figure, form: Format = "plain") -> str:
@@ -93,7 +98,7 @@ def written(cell: Cell, form: Format = "plain", unit: str = "") -> Written:
         order = "" if cell.value is None else cell.value
         return Written(number(cell.value, form, unit), detail_of(cell, form), order)
     if isinstance(cell, Severity):
-        return Written(cell.word, order=_GRADES[cell.level], level=cell.level)
+        return Written(shorten(cell.word, 40), order=_GRADES[cell.level], level=cell.level)
     return Written(shorten(cell), order=cell.casefold(), whole=cell if len(shorten(cell)) < len(cell) else "")
 
 
@@ -119,7 +124,7 @@ def _table(block: Table) -> Grid:
         )
         for row in block.rows
     ]
-    heads = tuple(column.name for column in block.columns)
+    heads = tuple(shorten(column.name, 40) for column in block.columns)
     return Grid(block.title, heads, tuple(_is_numeric(c) for c in block.columns), tuple(lines))
 
 
@@ -135,11 +140,11 @@ def _heatmap(block: Heatmap) -> Grid:
                 Written(layer_name(layer), order=-1.0 if layer is None else float(layer)),
                 *(written(row[i], block.form, block.unit) for row in block.cells),
             ),
-            () if layer is None else (layer,),
+            (layer,),
         )
         for i, layer in enumerate(block.layers)
     ]
-    heads = ("layer", *block.operators)
+    heads = ("layer", *(shorten(name, 40) for name in block.operators))
     return Grid(block.title, heads, (True,) * len(heads), tuple(lines))
 
 

@@ -14,7 +14,7 @@ from importlib.resources import files
 from noisescope.report.drawing.gauge import draw_gauge
 from noisescope.report.drawing.palette import stylesheet
 from noisescope.report.drawing.pieces import shape
-from noisescope.report.grids import Grid, Line, Written, fact_text, grid_of
+from noisescope.report.grids import Grid, Line, Written, fact_text, grid_of, layer_name, layer_names
 from noisescope.report.markup import Element, Node, Verbatim, element, render
 from noisescope.report.svg import inline, picture_of
 from noisescope.report.view import (
@@ -165,7 +165,7 @@ def _contents(view: View) -> Element:
 def _filter(view: View) -> Iterator[Element]:
     layers, operators = _places(view)
     choices = [
-        _choice("layer", "Layer", [(str(layer), str(layer)) for layer in layers]),
+        _choice("layer", "Layer", [(name, name) for name in map(layer_name, layers)]),
         _choice("operator", "Operator", [(name, shorten(name, 40)) for name in operators]),
     ]
     if layers or operators:
@@ -187,9 +187,9 @@ def _choice(key: str, name: str, options: list[tuple[str, str]]) -> Element:
     return element("label", element("span", name), element("select", listed, id=f"by-{key}"))
 
 
-def _places(view: View) -> tuple[list[int], list[str]]:
+def _places(view: View) -> tuple[list[int | None], list[str]]:
     """Every layer and operator that something on the page speaks of."""
-    layers: set[int] = set()
+    layers: set[int | None] = set()
     operators: dict[str, None] = {}
     for block in (block for section in view.sections for block in section.blocks):
         grid = grid_of(block)
@@ -197,7 +197,7 @@ def _places(view: View) -> tuple[list[int], list[str]]:
             layers.update(line.layers)
             operators.update(dict.fromkeys(line.operators))
         operators.update(dict.fromkeys(block.operators if isinstance(block, Heatmap) else ()))
-    return sorted(layers), sorted(operators)
+    return sorted(layers, key=lambda layer: (layer is None, layer)), sorted(operators)
 
 
 def _section(section: Section) -> Element:
@@ -264,7 +264,7 @@ def _row(line: Line, numeric: tuple[bool, ...]) -> Element:
     return element(
         "tr",
         [_cell(i, cell, right=right) for i, (cell, right) in enumerate(zip(line.cells, numeric, strict=True))],
-        data_layers=" ".join(map(str, line.layers)) or None,
+        data_layers=layer_names(line.layers),
         data_operators=" ".join(line.operators) or None,
     )
 

@@ -89,7 +89,11 @@
     });
   }
   addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
-  addEventListener("scroll", hide, { passive: true });
+  // Focus scrolls a mark into sight; its words go with it.
+  addEventListener("scroll", () => {
+    const held = document.activeElement?.closest(".mark");
+    if (!tip.hidden) held ? place(held) : hide();
+  }, { passive: true });
 
   // One filter for the page. What names no layer or no operator speaks of all of them.
   const form = document.getElementById("filter");

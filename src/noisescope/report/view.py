@@ -84,10 +84,10 @@ class Column(Shown):
 
 @dataclass(frozen=True)
 class Row(Shown):
-    """A row of a table, with the layers and operators that it speaks of; none means all."""
+    """A row of a table, with the layers and operators that it speaks of; none means all, None is outside the layers."""
 
     cells: tuple[Cell, ...]
-    layers: tuple[int, ...] = ()
+    layers: tuple[int | None, ...] = ()
     operators: tuple[str, ...] = ()
 
 
@@ -142,7 +142,7 @@ class Bar(Shown):
     figure: Figure
     severity: Severity
     marks: tuple[str, ...] = ()
-    layers: tuple[int, ...] = ()
+    layers: tuple[int | None, ...] = ()
     operators: tuple[str, ...] = ()
 
 
@@ -169,7 +169,7 @@ class Dot(Shown):
     label: str
     figure: Figure
     severity: Severity
-    layers: tuple[int, ...] = ()
+    layers: tuple[int | None, ...] = ()
     operators: tuple[str, ...] = ()
 
 
@@ -201,7 +201,7 @@ class Point(Shown):
 
     x: float
     figure: Figure
-    layers: tuple[int, ...] = ()
+    layers: tuple[int | None, ...] = ()
     operators: tuple[str, ...] = ()
 
 
@@ -327,7 +327,7 @@ class Action(Shown):
     severity: Severity
     evidence: tuple[str, ...] = ()
     priority: int | None = None
-    layers: tuple[int, ...] = ()
+    layers: tuple[int | None, ...] = ()
     operators: tuple[str, ...] = ()
 
 

@@ -14,6 +14,8 @@ Format = Literal["plain", "percent", "times", "count", "seconds"]
 CELL_LIMIT = 160
 NOTHING = "\u2013"
 _TIMES = "\u00d7"
+# From here on a number is written as a power of ten.
+_LONG = 1e9
 _SEQUENCES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)|\x1b[@-_]"
 )
@@ -55,14 +57,16 @@ def _written(value: float, form: Format) -> str:
     if form == "times":
         return f"{_fixed(value, 1)}{_TIMES}"
     if form == "count":
-        return f"{value:,.0f}"
+        return f"{value:,.0f}" if abs(value) < _LONG else _plain(value)
     if form == "seconds":
         return f"{_fixed(value, 1)} s" if value < 120 else f"{_fixed(value / 60, 1)} min"
     return _plain(value)
 
 
 def _fixed(value: float, places: int) -> str:
-    """With a fixed number of places, or two digits where these would show nothing but zeros."""
+    """With a fixed number of places, or two digits where these would show nothing but zeros, or a power of ten."""
+    if abs(value) >= _LONG:
+        return _plain(value)
     if value != 0 and abs(value) < 0.5 * 10**-places:
         return _plain(value, 2)
     return f"{value:,.{places}f}"

@@ -5,6 +5,7 @@ It makes no view and knows no run folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -61,6 +62,7 @@ def _write(path: Path, content: bytes) -> Path:
         beside.write_bytes(content)
         beside.replace(path)
     except OSError as problem:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
         raise BadInputError(f"{path}: cannot be written ({problem.strerror}); choose another folder.") from None
     return path

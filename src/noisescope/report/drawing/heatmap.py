@@ -116,7 +116,7 @@ def _cells(block: Heatmap, scale: Scale, frame: _Frame, *, narrow: bool) -> list
         across, down = (r, c) if narrow else (c, r)
         x, y = frame.left + across * frame.wide, frame.top + down * frame.high
         layer = block.layers[c]
-        place = Place(() if layer is None else (layer,), (block.operators[r],))
+        place = Place((layer,), (block.operators[r],))
         nodes.append(mark(cell_text(block, r, c), place, _cell(block, scale, (r, c), (x, y, frame))))
     return nodes
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from noisescope.report.drawing.palette import drawn, filled
 from noisescope.report.drawing.scale import Scale, ticks
+from noisescope.report.grids import layer_names
 from noisescope.report.markup import Element, Node, element
 from noisescope.report.view import LEVELS, Level, Severity, Threshold
 from noisescope.report.wording import Format, label, shorten
@@ -48,7 +49,7 @@ Box = tuple[float, float, float, float]
 class Place:
     """What a mark speaks of; none means all."""
 
-    layers: tuple[int, ...] = ()
+    layers: tuple[int | None, ...] = ()
     operators: tuple[str, ...] = ()
 
 
@@ -116,7 +117,7 @@ def mark(words: str, place: Place, shapes: Iterable[Node]) -> Element:
         role="img",
         aria_label=words,
         tabindex="-1",
-        data_layers=" ".join(map(str, place.layers)) or None,
+        data_layers=layer_names(place.layers),
         data_operators=" ".join(place.operators) or None,
     )
 

@@ -220,6 +220,25 @@ def shared(parts: Sequence[Measured]) -> list[Measured]:
     return [part.part(samples, rounds) for part in parts]
 
 
+def score_of(setting: Setting, rows: Sequence[Sequence[float]]) -> Interval:
+    """The score of values [rounds, samples], such as accuracy, with its interval over samples."""
+    plan = Resampling(setting.confidence, setting.resamples)
+    values = np.array(rows)
+    if not METRICS[setting.metric].geometric:
+        return mean_interval(values, plan=plan)
+    logs = mean_interval(np.log(values), plan=plan)
+    middle, low, high = (float(np.exp(value)) for value in (logs.estimate, logs.low, logs.high))
+    return Interval(middle, low, high, logs.confidence, logs.samples)
+
+
+def clean_score(setting: Setting, clean: Sequence[float]) -> Interval:
+    """The score without noise; of a metric that compares with the clean run it is known beforehand."""
+    fixed = setting.judged_by.clean
+    if fixed is not None:
+        return Interval(fixed, fixed, fixed, setting.confidence, len(clean))
+    return score_of(setting, (clean,))
+
+
 def percent(harm: Interval) -> str:
     """A share with its limits, as a person reads it."""
     return f"{harm.estimate:.1%} ({harm.low:.1%} to {harm.high:.1%})"

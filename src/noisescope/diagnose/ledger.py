@@ -131,12 +131,12 @@ class Ledger:
         values = tuple(value if math.isfinite(value) else 0.0 for value in reading.values)
         return Reading(reading.trial, values, nonfinite=max(reading.nonfinite, strange))
 
-    def open(self) -> None:
-        """The baseline on all samples, and the control: on the first chunk, or on all if the study is exhaustive."""
+    def open(self, *, thoroughly: bool = False) -> None:
+        """The baseline on all samples, and the control: on the first chunk, or on all if that is asked for."""
         setting = self.setting
         chunks = range(len(setting.spans))
         baseline = [self._ask_slice(slice_trial(setting, chunk)) for chunk in chunks]
-        checked = chunks if setting.exhaustive else chunks[:1]
+        checked = chunks if thoroughly or setting.exhaustive else chunks[:1]
         controls = [self._ask_slice(control_trial(setting, chunk)) for chunk in checked]
         if self.waits:
             return
@@ -243,6 +243,11 @@ class Ledger:
         rows = climb.rows
         whole = [row for row in rows if len(row) == self.setting.samples] or rows[:1]
         return Measured((self.clean or ())[: len(whole[0])], tuple(map(tuple, whole)))
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """Every trial that failed or is missing, in the order in which they were met."""
+        return (*self.control.gaps, *(gap for climb in self.climbs.values() for gap in climb.gaps))
 
     def measured(self, unit: Unit) -> Measured | None:
         """All that was measured of a unit without a gap; None if there is a gap, or nothing."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from noisescope.core.errors import BadInputError
 from noisescope.core.records import Finding, Reading, Trial
 from noisescope.diagnose.channel import ChannelLevel, channel_findings
 from noisescope.diagnose.findings import window_findings
+from noisescope.diagnose.harm import clean_score
 from noisescope.diagnose.ledger import Control, Ledger
 from noisescope.diagnose.operator import (
     SCORES,
@@ -31,8 +30,7 @@ from noisescope.diagnose.setting import Setting, Unit
 from noisescope.diagnose.trust import control_findings, nonfinite_findings, unit_findings
 from noisescope.diagnose.window import AvalanchePoint, WindowQuestion, WindowResult
 from noisescope.measure.correlations import Correlation
-from noisescope.measure.metrics import METRICS
-from noisescope.measure.statistics import Interval, Resampling, mean_interval
+from noisescope.measure.statistics import Interval
 
 SEVERITIES = ("error", "critical", "high", "moderate", "warning", "undecided", "note")
 _PER_OPERATOR, _PER_POINT, _PER_PERCENT = 30.0, 25.0, 5.0
@@ -68,7 +66,8 @@ class Diagnosis:
     """What was found out about a model.
 
     `clean` is the score without noise, `agreement` how well screening ranked the windows that were measured, `cost` in
-    clean evaluations with what was spent before. `unmeasured` says what the budget left out.
+    clean evaluations with what was spent before. `unmeasured` says what failed or is missing, and what the budget left
+    out.
     """
 
     setting: Setting
@@ -123,7 +122,7 @@ class Question:
         critical = sum(result.verdict.name == SCORES.names[-1] for result in by_operator.operators)
         return Diagnosis(
             self.setting,
-            clean_score(ledger),
+            None if ledger.clean is None else clean_score(self.setting, ledger.clean),
             by_operator.operators,
             by_operator.ties,
             by_window.windows,
@@ -134,7 +133,7 @@ class Question:
             risk_of(critical, len(by_window.points), channels.percentage if channels else 0.0),
             ledger.control,
             ledger.cost + self.setting.spent,
-            _left_out(ledger, by_window.windows),
+            (*ledger.gaps, *_left_out(ledger, by_window.windows)),
         )
 
     def _walk(self, known: Mapping[str, Reading], *, is_final: bool) -> Ledger:
@@ -166,22 +165,6 @@ def _left_out(ledger: Ledger, windows: Sequence[WindowResult]) -> tuple[str, ...
 
 def _windows_in(unit: Unit, windows: Sequence[WindowResult]) -> set[tuple[int, ...]]:
     return {result.layers for result in windows if set(result.layers) <= set(unit.layers or ())}
-
-
-def clean_score(ledger: Ledger) -> Interval | None:
-    """The score of the baseline with its interval; None without a baseline."""
-    if ledger.clean is None:
-        return None
-    setting, values = ledger.setting, np.array(ledger.clean)
-    fixed = setting.judged_by.clean
-    if fixed is not None:
-        return Interval(fixed, fixed, fixed, setting.confidence, len(values))
-    plan = Resampling(setting.confidence, setting.resamples)
-    if not METRICS[setting.metric].geometric:
-        return mean_interval(values, plan=plan)
-    logs = mean_interval(np.log(values), plan=plan)
-    middle, low, high = (float(np.exp(value)) for value in (logs.estimate, logs.low, logs.high))
-    return Interval(middle, low, high, logs.confidence, logs.samples)
 
 
 def _correlated(question: Question, level: WindowLevel) -> ChannelLevel | None:

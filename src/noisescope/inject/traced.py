@@ -296,9 +296,11 @@ def _corrupt_gradient(grad: Tensor, number: int, operand: int) -> Tensor:
 
 
 _LIBRARY = torch.library.Library("noisescope", "DEF")
-_LIBRARY.define("corrupt_(Tensor(a!) out, int number) -> ()")
-_LIBRARY.define("corrupt(Tensor out, int number) -> Tensor")
-_LIBRARY.define("corrupt_gradient(Tensor grad, int number, int operand) -> Tensor")
+# A CUDA graph would replay the noise of the run that it recorded; with the tag the compiler leaves these calls outside.
+_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
+_LIBRARY.define("corrupt_(Tensor(a!) out, int number) -> ()", tags=_TAGS)
+_LIBRARY.define("corrupt(Tensor out, int number) -> Tensor", tags=_TAGS)
+_LIBRARY.define("corrupt_gradient(Tensor grad, int number, int operand) -> Tensor", tags=_TAGS)
 _LIBRARY.impl("corrupt_", _corrupt_, "CompositeExplicitAutograd")
 _LIBRARY.impl("corrupt", _corrupt, "CompositeExplicitAutograd")
 _LIBRARY.impl("corrupt_gradient", _corrupt_gradient, "CompositeExplicitAutograd")

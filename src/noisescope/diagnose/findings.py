@@ -132,7 +132,8 @@ def _agreement(level: WindowLevel) -> list[Finding]:
     inferred = [result for result in level.windows if result.evidence.startswith("ranked")]
     if found is None or not inferred or found.interval.low > 0.0:
         return []
-    if not level.points and all(result.verdict.name == "robust" for result in inferred):
+    # Where all windows do as good as no harm, there is no order to agree on.
+    if not any(result.verdict.decided and result.verdict.name != "robust" for result in level.windows):
         return []
     statement = (
         f"Predicted and measured harm rank the {found.interval.samples} measured windows alike only to "

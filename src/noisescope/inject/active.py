@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from noisescope.inject.tally import Tally
 from noisescope.inject.where import Place
 
 Sensor = Callable[[Site, Tensor], None]
+# Told of a site, the function that ran there, its arguments and its output after every injection.
+Witness = Callable[[Site, Callable[..., Any], tuple[Any, ...], dict[str, Any], Any], None]
 _SERIAL = itertools.count()
 
 
@@ -53,6 +56,8 @@ class Active:
     injection: Injection
     # Told of every output that the injection reaches, after it was changed.
     sensor: Sensor | None = None
+    # Sees calls as they were; unlike a sensor it asks for no operator that would not have run without it.
+    witness: Witness | None = None
     stats: Tally = field(default_factory=Tally)
     serial: int = field(default_factory=lambda: next(_SERIAL))
     called: bool = False

@@ -32,7 +32,9 @@ def tap(watch: Watch, operator: str, function: Function, args: tuple[Any, ...], 
     out = _call(watch, place, operator, function, (args, kwargs))
     if ends_attention(watch, place, operator):
         plan = watch.plan(place, "attention")
-        return out if plan is None else land(watch, place, "attention", plan, out)
+        if plan is not None:
+            out = land(watch, place, "attention", plan, out)
+            testify(plan, function, (args, kwargs), out)
     return out
 
 
@@ -88,7 +90,16 @@ def _call(
     out = function(*args, **kwargs)
     if not plan.forward or not isinstance(out, Tensor):
         return out
-    return land(watch, place, operator, plan, out, lambda: product_of(operator, function, (args, kwargs)))
+    out = land(watch, place, operator, plan, out, lambda: product_of(operator, function, (args, kwargs)))
+    testify(plan, function, (args, kwargs), out)
+    return out
+
+
+def testify(plan: Plan, function: Function, call: tuple[tuple[Any, ...], dict[str, Any]], out: Tensor) -> None:
+    """Tell whoever watches calls of this one, as it was after all injections."""
+    for charge in plan.forward:
+        if charge.active.witness is not None:
+            charge.active.witness(charge.site, function, *call, out)
 
 
 class Outlets:

@@ -12,7 +12,7 @@ from torch import nn
 from noisescope.core.errors import BadInputError, NoisescopeError
 from noisescope.core.records import Corruption, Injection, Site, noise
 from noisescope.core.vocabulary import OPERATOR_ALIASES, OPERATORS
-from noisescope.inject.active import Active, Sensor
+from noisescope.inject.active import Active, Sensor, Witness
 from noisescope.inject.instrument import Instrument
 from noisescope.inject.tally import Tally
 from noisescope.model.layout import layout_of
@@ -47,12 +47,18 @@ class Injecting:
     """One injection into one model, as a context manager and as the handle it gives."""
 
     def __init__(
-        self, model: nn.Module, injection: Injection, *, strict: bool = True, sensor: Sensor | None = None
+        self,
+        model: nn.Module,
+        injection: Injection,
+        *,
+        strict: bool = True,
+        sensor: Sensor | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self.injection = injection
         self.instrument = instrument_of(model)
         self.strict = strict
-        self._active = Active(injection, sensor)
+        self._active = Active(injection, sensor, witness)
         self._active.check_layers(self.instrument.layers)
 
     def accept_either(self, groups: tuple[tuple[str, ...], ...]) -> None:

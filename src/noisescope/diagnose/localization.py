@@ -1,0 +1,83 @@
+"""The records of a localisation: what was checked at a site, who is suspected on what evidence, and the verdict.
+
+They draw no conclusion themselves; each method has a module of its own for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from noisescope.core.records import Site
+from noisescope.measure.judged import Judged
+
+Verdict = Literal["fault", "no fault found", "undecided"]
+
+
+@dataclass(frozen=True)
+class Witnessed:
+    """What a check found at a site, and when: the batch, the run over it, and the place in the order of the run."""
+
+    site: Site
+    judged: Judged
+    batch: int = 0
+    run: int = 0
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One reason for a suspicion: the check, how far its worst value lies above what is allowed, and in words."""
+
+    check: str
+    excess: float
+    hits: int
+    judged: int
+    words: str
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A site that is held to be faulty. `channels` are named where its errors are confined to some."""
+
+    layer: int | None
+    operator: str
+    path: str
+    score: float
+    evidence: tuple[Evidence, ...] = ()
+    channels: tuple[int, ...] = ()
+    rate: float = 1.0
+
+    def __str__(self) -> str:
+        where = "outside the layers" if self.layer is None else f"layer {self.layer}"
+        return f"{self.operator} at {self.path or 'the model'} ({where}): {'; '.join(e.words for e in self.evidence)}"
+
+
+@dataclass(frozen=True)
+class Localization:
+    """Who is at fault, worst first, and how sure that is.
+
+    `odd` are sites where something lies above what rounding allows, but not far enough to be called a fault.
+    `unchecked` says what could not be checked, `would_decide` what to do where the verdict is undecided, `notes` the
+    rest: how many runs there were, and what rate of failure they can have missed.
+    """
+
+    verdict: Verdict
+    suspects: tuple[Suspect, ...] = ()
+    method: str = "srdd"
+    odd: tuple[Suspect, ...] = ()
+    checked: int = 0
+    unchecked: tuple[str, ...] = ()
+    would_decide: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [self.verdict, *(f"{n + 1}. {s}" for n, s in enumerate(self.suspects))]
+        return "\n".join([*lines, *self.notes, *([self.would_decide] if self.would_decide else [])])
+
+    def rank_of(self, layer: int | None, operator: str | None = None) -> int | None:
+        """The place of a layer, or of an operator in it, among the suspects, counted from 1."""
+        for rank, suspect in enumerate(self.suspects):
+            if suspect.layer == layer and operator in (None, suspect.operator):
+                return rank + 1
+        return None

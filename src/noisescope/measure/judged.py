@@ -1,0 +1,65 @@
+"""What one check of one operator call found, as plain values: how far the worst error lies above what is allowed.
+
+It holds no tensors and draws no conclusion from several checks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One check. `worst` is the largest error in units of what rounding allows: up to 1 is healthy.
+
+    `judged` values were compared and `hits` of them lay above; `scattered` is how many channels that many hits would
+    touch if they fell anywhere, `channels` are those that they touched, the most often hit first.
+    """
+
+    check: str
+    worst: float
+    judged: int
+    hits: int = 0
+    width: int = 0
+    channels: tuple[int, ...] = ()
+    scattered: float = 0.0
+    note: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every judged value lies within what rounding allows."""
+        return self.worst <= 1.0
+
+    @property
+    def faulty_channels(self) -> tuple[int, ...]:
+        """The channels to which the errors are confined; empty where they are spread like the values themselves."""
+        if self.hits < 3 or not self.channels or len(self.channels) > 0.5 * self.scattered:
+            return ()
+        return self.channels
+
+    def at(self, check: str, note: str = "") -> Judged:
+        """The same figures under another name."""
+        return replace(self, check=check, note=note or self.note)
+
+
+def scattered_over(width: int, hits: int) -> float:
+    """How many of `width` channels are expected to be touched by hits that fall anywhere."""
+    return width * -math.expm1(hits * math.log1p(-1.0 / width)) if width > 1 else float(min(width, hits))
+
+
+def together(check: str, parts: list[Judged]) -> Judged:
+    """Several checks of one call as one; the widest that has errors says which channels."""
+    if not parts:
+        return Judged(check, 0.0, 0)
+    telling = max(parts, key=lambda part: (part.hits, part.width))
+    return Judged(
+        check,
+        max(part.worst for part in parts),
+        sum(part.judged for part in parts),
+        sum(part.hits for part in parts),
+        telling.width,
+        telling.channels,
+        telling.scattered,
+        next((part.note for part in parts if part.note), ""),
+    )

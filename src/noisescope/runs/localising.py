@@ -1,0 +1,103 @@
+"""Finds the faulty operators of the machine that a model runs on: what `noisescope.locate` does.
+
+Runs the model on the batches, has every call examined on the host, and repeats the runs for faults that come and go.
+The conclusions are drawn in `noisescope.diagnose`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisescope.core.errors import BadInputError, unknown_name
+from noisescope.core.records import Site, is_number
+from noisescope.diagnose.localization import Localization, Witnessed
+from noisescope.diagnose.srdd import Runs, conclude
+from noisescope.measure.calling import accepts
+from noisescope.measure.judged import Judged
+from noisescope.sweep.witnessing import Observer
+
+Batch = Mapping[str, Any]
+METHODS = ("srdd",)
+CONFIDENCE = 0.95
+REPEATS = 3
+
+
+def locate(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    *,
+    method: str = "srdd",
+    reference: Any = None,
+    seed: int = 0,
+    repeats: int = REPEATS,
+) -> Localization:
+    """Name the operators that do not compute what they should on this machine, worst first, or say that none is found.
+
+    Every batch runs `repeats` times. For a fault that fires in one run in ten pass `repeats_for(0.1)`. `seed` is that
+    of the checks' own random numbers.
+    """
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+        raise BadInputError(f"repeats {repeats!r}: expected a whole number >= 1.")
+    model = getattr(model, "_orig_mod", model)
+    found, unchecked = _examined(model, _checked(batches), repeats, seed)
+    return conclude(found, Runs(repeats, CONFIDENCE, unchecked))
+
+
+def _examined(
+    model: nn.Module, batches: Sequence[Batch], repeats: int, seed: int
+) -> tuple[list[Witnessed], tuple[str, ...]]:
+    """What the checks say of every call of all runs, and what they could not check."""
+    found: list[Witnessed] = []
+    now = [0, 0]
+
+    def tell(site: Site, judged: Judged, order: int) -> None:
+        found.append(Witnessed(site, judged, now[0], now[1], order))
+
+    observer = Observer(model, seed, tell)
+    with _still(model):
+        for now[1] in range(repeats):
+            for now[0], batch in enumerate(batches):
+                with observer.watching(now[0]):
+                    model(**_inputs(model, batch))
+    return found, tuple(f"{site.operator} at {site.path} ({why})" for site, why in observer.unchecked.items())
+
+
+def repeats_for(rate: float, confidence: float = CONFIDENCE) -> int:
+    """How often to run so that a fault that fires in a share `rate` of the runs fires at least once."""
+    for name, share in (("confidence", confidence), ("rate", rate)):
+        if not is_number(share) or not 0 < share < 1:
+            raise BadInputError(f"{name} {share!r}: expected a share between 0 and 1.")
+    return math.ceil(math.log(1 - confidence) / math.log(1 - rate))
+
+
+def _checked(batches: Sequence[Batch]) -> list[Batch]:
+    if isinstance(batches, Mapping | Tensor) or not batches or not all(isinstance(b, Mapping) for b in batches):
+        raise BadInputError("batches: expected a list of at least one dict of tensors, such as [{'input_ids': ids}].")
+    return list(batches)
+
+
+def _inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    # A cache would make every run begin where the last one ended.
+    more = {"use_cache": False} if "use_cache" not in batch and accepts(model, "use_cache") else {}
+    return {**{name: value for name, value in batch.items() if name != "labels"}, **more}
+
+
+@contextmanager
+def _still(model: nn.Module) -> Iterator[None]:
+    """Without dropout and without gradients."""
+    was_training = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in was_training.items():
+            module.training = training

@@ -449,6 +449,11 @@ class TestEncoders:
         with pytest.raises(BadInputError, match=r"\(it gives last_hidden_state\); expected .*embedding_shift"):
             clean_run(make("bert").bert, prepared)
 
+    def test_a_model_with_one_answer_a_row_is_refused(self):
+        prepared = prepare(WORKLOADS["text"], letters(), "nll")
+        with pytest.raises(BadInputError, match=r"logits for 1 positions of \d+ or more"):
+            evaluate(lambda input_ids, attention_mask: torch.zeros(len(input_ids), 3), prepared)
+
     @pytest.mark.parametrize("family", ["bert", "llama"])
     def test_the_shift_of_the_mean_embedding_is_that_of_a_slow_loop(self, family):
         model = make(family)

@@ -53,12 +53,12 @@ def field(output: object, name: str) -> Any:
 
 
 def logits_of(output: object) -> Tensor:
-    """The logits [row, position, token] in what a model gave."""
+    """The logits [row, position, token] in what a model gave; [row, class] are those of one position."""
     found = output if isinstance(output, Tensor) else field(output, "logits")
     if isinstance(output, tuple) and output and not isinstance(found, Tensor):
         found = output[0]
-    if isinstance(found, Tensor) and found.ndim == 3:
-        return found
+    if isinstance(found, Tensor) and found.ndim in (2, 3):
+        return found if found.ndim == 3 else found[:, None]
     given = ", ".join(output) if isinstance(output, Mapping) else type(output).__name__
     raise BadInputError(
         f"the model gives no logits for every token (it gives {given}); expected a causal language model. For an "
@@ -72,6 +72,9 @@ def logits_at(model: Model, inputs: Mapping[str, Tensor], rows: Tensor, position
     The head of a small model is a fifth of its work, so it runs on these alone where the model says which module it
     is; else on the positions that some row needs, if the model can leave others out.
     """
+    if "labels" in inputs:
+        # A loss that is computed on the way needs the logits of all positions.
+        return _picked(logits_of(model(**inputs)), rows, positions)
     ids, head = inputs.get("input_ids"), head_of(model)
     if head is not None and ids is not None and len(rows) < ids.numel():
         with narrowed(head, ids.shape, rows, positions) as narrow:
@@ -86,6 +89,11 @@ def logits_at(model: Model, inputs: Mapping[str, Tensor], rows: Tensor, position
 
 
 def _picked(logits: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    if len(places) and int(places.max()) >= logits.shape[1]:
+        raise BadInputError(
+            f"the model gives logits for {logits.shape[1]} positions of {int(places.max()) + 1} or more; expected a "
+            "causal language model. For an encoder take the metric embedding_shift."
+        )
     flat, index = logits.flatten(0, 1), rows * logits.shape[1] + places
     # Where all are wanted in their order, a copy would double the largest tensor there is.
     return flat if torch.equal(index, torch.arange(len(flat), device=index.device)) else flat[index]
@@ -100,7 +108,7 @@ def hidden_of(model: Model, inputs: Mapping[str, Tensor]) -> Tensor:
         states = field(output, "hidden_states")
         found = states[-1] if states else None
     if found is None and isinstance(output, Tensor):
-        found = output
+        found = output[:, None] if output.ndim == 2 else output
     if isinstance(found, Tensor) and found.ndim == 3:
         return found
     raise BadInputError("the model gives no last hidden state; expected one, for an embedding to be made of it.")
@@ -118,13 +126,17 @@ def require_causal(model: Model, inputs: Mapping[str, Tensor]) -> None:
 
 def is_causal(model: Model, row: Mapping[str, Tensor]) -> bool:
     """Whether the logits of a row, the first of these inputs, stay as they are when its last token changes."""
-    twice = {name: tensor[:1].repeat(2, *[1] * (tensor.ndim - 1)) for name, tensor in row.items()}
-    ids = twice["input_ids"]
+    twice = {name: torch.cat([tensor[:1]] * 2) if tensor.ndim else tensor for name, tensor in row.items()}
+    ids = twice["input_ids"] if "input_ids" in twice else twice["inputs_embeds"]
     # Behind the last token there may be padding.
-    last = int(row["attention_mask"][0].nonzero()[-1]) if "attention_mask" in row else ids.shape[1] - 1
+    mask = row.get("attention_mask")
+    last = ids.shape[1] - 1 if mask is None or mask.ndim != 2 else int(mask[0].nonzero()[-1])
     if last < 1:
         return True
-    ids[1, last] = ids[0, 0] if ids[1, last] != ids[0, 0] else (ids[0, 0] + 1) % max(2, int(ids.max()))
+    if ids.is_floating_point():
+        ids[1, last] *= -1
+    else:
+        ids[1, last] = ids[0, 0] if ids[1, last] != ids[0, 0] else (ids[0, 0] + 1) % max(2, int(ids.max()))
     with torch.no_grad():
         logits = logits_of(model(**twice))
     one, other = logits[:, :last].float().nan_to_num()

@@ -13,11 +13,13 @@ from typing import Literal
 
 from noisescope.core.errors import BadInputError, unknown_name
 
-View = Literal["answer", "choices", "generation", "whole"]
+View = Literal["answer", "choices", "generation", "whole", "positions"]
 
 # What is shown to the model and scored: the answer given the prompt; every choice given the prompt; the prompt alone,
-# to be answered; or the whole item, read by an encoder.
-_ANSWER: Mapping[str, View] = MappingProxyType(dict.fromkeys(("question", "completion", "text", "choice"), "answer"))
+# to be answered; the whole item, read by an encoder; or positions of tensors that came as they are.
+_ANSWER: Mapping[str, View] = MappingProxyType(
+    {**dict.fromkeys(("question", "completion", "text", "choice"), "answer"), "tensors": "positions"}
+)
 _WHOLE: Mapping[str, View] = MappingProxyType(dict.fromkeys(_ANSWER, "whole"))
 
 
@@ -78,7 +80,7 @@ _TABLE = (
 )
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _TABLE})
 USUAL: Mapping[str, str] = MappingProxyType(
-    {"question": "accuracy", "choice": "accuracy", "completion": "nll", "text": "nll"}
+    {"question": "accuracy", "choice": "accuracy", "completion": "nll", "text": "nll", "tensors": "top1_agreement"}
 )
 
 

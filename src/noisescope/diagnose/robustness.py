@@ -132,14 +132,14 @@ class LevelResult:
 class Robustness:
     """The levels, the scale at which the model breaks, and how harm grows with the scale.
 
-    `sure` are the largest scale that is decided to cost less and the smallest that is decided to cost more, None where
-    there is none. `law` is fitted to the mean harm at all scales that were measured in all seeds.
+    `sure` are the largest scale that is decided to cost less, 0 if need be, and the smallest that is decided to cost
+    more, None where there is none. `law` is fitted to the mean harm at all scales that were measured in all seeds.
     """
 
     setting: Setting
     levels: tuple[LevelResult, ...]
     threshold: CriticalThreshold | None
-    sure: tuple[float | None, float | None] | None
+    sure: tuple[float, float | None] | None
     law: PowerLaw | None
     findings: tuple[Finding, ...]
     control: Control
@@ -205,13 +205,13 @@ def retention_of(setting: Setting, degradation: Interval) -> Interval:
     return Interval(middle, low, high, degradation.confidence, degradation.samples)
 
 
-def _sure(ledger: Ledger, question: RobustnessQuestion) -> tuple[float | None, float | None]:
+def _sure(ledger: Ledger, question: RobustnessQuestion) -> tuple[float, float | None]:
     sides: dict[str, list[float]] = {_LESS: [], _MORE: []}
     for unit in ledger.climbs:
         verdict = ledger.verdict(unit)
         if verdict.decided and unit.scale is not None and unit.scale <= question.top:
             sides[verdict.name].append(unit.scale)
-    return max(sides[_LESS], default=None), min(sides[_MORE], default=None)
+    return max(sides[_LESS], default=0.0), min(sides[_MORE], default=None)
 
 
 def _law(ledger: Ledger, question: RobustnessQuestion) -> PowerLaw | None:

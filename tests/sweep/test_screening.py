@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -87,6 +89,86 @@ def test_the_same_seed_predicts_the_same_and_another_another() -> None:
     model = sharp()
     assert ns.screen(model, [batch()], seed=1).harm == ns.screen(model, [batch()], seed=1).harm
     assert ns.screen(model, [batch()], seed=1).harm != ns.screen(model, [batch()], seed=2).harm
+
+
+def left_padded() -> dict[str, torch.Tensor]:
+    """Two rows, the second with two tokens of padding in front."""
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[1, :2] = 0
+    return batch() | {"attention_mask": mask}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma", "bert"])
+@pytest.mark.parametrize("inputs", [batch(), left_padded()], ids=["whole rows", "padded rows"])
+def test_what_fused_attention_hides_is_what_unfused_attention_shows(name: str, inputs: dict[str, torch.Tensor]) -> None:
+    """The same directions through the fused kernel, with its inside computed anew, and through the parts."""
+    eager, fused = (ns.screen(sharp(name, attention), [inputs], draws=3) for attention in ("eager", "sdpa"))
+    assert set(eager.by_site) == set(fused.by_site)
+    for site, value in eager.by_site.items():
+        assert fused.by_site[site] == pytest.approx(value, rel=2e-3, abs=1e-12), site
+
+
+def test_memory_is_freed_without_waiting_for_the_garbage_collector() -> None:
+    model, outputs = sharp(), []
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _m, _a, out: outputs.append(weakref.ref(out)))
+    gc.collect()
+    gc.disable()
+    try:
+        ns.screen(model, [batch()], draws=2)
+        assert len(outputs) == 15
+        assert not [out for out in outputs if out() is not None]
+    finally:
+        gc.enable()
+
+
+def test_short_formats_predict_what_float32_does() -> None:
+    plain, short = (make("llama", dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    expected, found = (ns.screen(model, [batch(4, 8)], draws=20).harm for model in (plain, short))
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=0.25)
+    assert np.median([found[key] / expected[key] for key in expected]) == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_site_that_runs_twice_gets_the_harm_of_both_runs() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = nn.Linear(3, 3, bias=False)
+            torch.nn.init.eye_(self.map.weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.map(self.map(x))
+
+    model, x = Twice(), torch.tensor([[2.0, 0.5, -1.0]])
+    # Both runs give the logits x, so each has the harm of noise on the logits: s^2 / 2 sum x^2 p (1 - p).
+    p = x.softmax(-1)
+    once = 0.5 * 0.05**2 * float((x**2 * p * (1 - p)).sum())
+    assert ns.screen(model, [{"x": x}], draws=4000).harm == pytest.approx({(None, "linear"): 2 * once}, rel=0.05)
+    assert model.map.weight.grad is None
+    assert not x.requires_grad
+
+
+def test_a_compiled_model_is_screened_as_what_it_was_made_from() -> None:
+    model = sharp()
+    assert ns.screen(torch.compile(model), [batch()]).harm == ns.screen(model, [batch()]).harm
+
+
+def test_a_model_that_answers_with_no_number_is_refused() -> None:
+    model = sharp()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = math.nan
+    with pytest.raises(BadInputError, match="not finite"):
+        ns.screen(model, [batch()])
+
+
+def test_a_model_without_a_way_for_gradients_is_refused() -> None:
+    class Shut(nn.Module):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.one_hot(input_ids, 200).float()
+
+    with pytest.raises(BadInputError, match="no gradient leads"):
+        ns.screen(Shut(), [batch()])
 
 
 def test_padding_does_not_count() -> None:

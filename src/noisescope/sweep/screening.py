@@ -1,10 +1,10 @@
 """Predicts the harm of noise at every site, operator and channel from one forward and one backward pass.
 
 To second order the harm of small noise at a tensor y is KL = 1/2 sum_i var_i F_ii, with F the Fisher information of
-the model's output distribution with respect to y. F is J^T (diag(p) - p p^T) J for logits with Jacobian J; instead of
-sampling a label, whose gradient is mostly small and rarely huge, a whole direction u = sqrt(p) e - p (sqrt(p) . e) with
-random signs e is sent back: E[u u^T] = diag(p) - p p^T exactly, with far less variance. Each site reduces its gradient
-as it arrives. A model without logits is taken to answer with its last hidden state plus unit Gaussian noise.
+the model's output distribution with respect to y: F = J^T (diag(p) - p p^T) J for logits with Jacobian J. A random
+direction u with E[u u^T] = diag(p) - p p^T is sent back from the logits; the gradient g = J^T u that arrives at y has
+E[g_i^2] = F_ii, and for noise relative to the value var_i = scale^2 y_i^2. A model without logits is taken to answer
+with its last hidden state plus unit Gaussian noise.
 
 It does not inject: `noisescope.inject` measures what this predicts, and only for small noise do the two agree.
 """
@@ -24,9 +24,14 @@ from noisescope.core.vocabulary import OPERATORS
 from noisescope.inject.keyed import Draw
 from noisescope.inject.keys import mix, site_key
 from noisescope.measure.profile import Profile
+from noisescope.sweep.directions import fisher_direction
 from noisescope.sweep.injecting import Injecting
+from noisescope.sweep.squares import Squares
 
 Batch = Mapping[str, Tensor]
+# What fused attention hides is not taken out of it, but computed from its operands.
+_WITNESSED = ("matmul", "bmm", "attention", "softmax")
+_HEARD = tuple(name for name in OPERATORS if name not in _WITNESSED)
 
 
 def screen(
@@ -34,14 +39,16 @@ def screen(
 ) -> Profile:
     """Predict the harm of relative noise at every site from `draws` backward passes per batch."""
     _check(batches, scale, draws)
-    sums: dict[Site, Tensor] = {}
-    tokens = 0
+    # A compiled graph cannot be listened to; the module it was made from gives the same.
+    model = getattr(model, "_orig_mod", model)
+    squares, tokens = Squares(), 0
     with _only_activations(model), _evaluating(model):
         for number, batch in enumerate(batches):
             keys = [mix(site_key("screen"), seed, number, draw) for draw in range(draws)]
-            tokens += _send_back(model, batch, sums, keys)
+            tokens += _send_back(model, batch, squares, keys)
+    _check_finite(squares.totals)
     factor = 0.5 * scale**2 / (max(tokens, 1) * draws)
-    channels = {site: total.double().cpu().numpy() * factor for site, total in sums.items()}
+    channels = {site: total.cpu().numpy() * factor for site, total in squares.totals.items()}
     return Profile(scale, tokens, draws, {site: float(c.sum()) for site, c in channels.items()}, channels)
 
 
@@ -54,35 +61,42 @@ def _check(batches: Sequence[Batch], scale: float, draws: int) -> None:
         raise BadInputError("batches: expected a list of at least one dict of tensors, such as [{'input_ids': ids}].")
 
 
-def _send_back(model: nn.Module, batch: Batch, sums: dict[Site, Tensor], keys: list[int]) -> int:
-    """One forward and a backward per key; adds sum (y g)^2 per channel to the sums. Returns the tokens judged."""
+def _check_finite(totals: Mapping[Site, Tensor]) -> None:
+    broken = [site for site, total in totals.items() if not bool(total.isfinite().all())]
+    if broken:
+        raise BadInputError(
+            f"{len(broken)} of {len(totals)} sites, {broken[0].operator} at {broken[0].path or 'the model'} first, got "
+            "values or gradients that are not finite: a prediction needs a model that answers finitely. Load it in "
+            "float32 or bfloat16."
+        )
 
-    def listen(site: Site, out: Tensor) -> None:
-        if out.requires_grad:
-            # Not the tensor itself: it would hold its own hook, and both would live until the next garbage collection.
-            values = out.detach()
-            out.register_hook(lambda grad: _add(sums, site, values, grad))
 
-    look = Injection(noise(scale=0.0), operators=OPERATORS)
-    inputs = {name: value for name, value in batch.items() if name != "labels"}
-    with torch.enable_grad(), Injecting(model, look, strict=False, sensor=listen):
-        out, is_logits = _answer(model(**inputs))
-        mask = _judged(batch, out)
-        for number, key in enumerate(keys):
-            direction = _direction(out.detach(), key, is_logits) * mask.unsqueeze(-1)
-            torch.autograd.backward(out, direction.to(out.dtype), retain_graph=number + 1 < len(keys))
+def _send_back(model: nn.Module, batch: Batch, squares: Squares, keys: list[int]) -> int:
+    """One forward and a backward per key, each site adding to the sums. Returns the tokens judged."""
+    heard, seen = (Injection(noise(scale=0.0), operators=names) for names in (_HEARD, _WITNESSED))
+    with (
+        torch.enable_grad(),
+        Injecting(model, heard, strict=False, sensor=squares.listen),
+        Injecting(model, seen, strict=False, witness=squares.witness),
+    ):
+        out, is_logits = _answer(model(**_inputs(batch)))
+    if not out.requires_grad:
+        raise BadInputError(
+            "no gradient leads from the inputs to the output: expected a model with torch.nn.Embedding or with "
+            "floating-point inputs, whose forward does not run under no_grad."
+        )
+    mask = _judged(batch, out)
+    for number, key in enumerate(keys):
+        direction = fisher_direction(out.detach(), mask, Draw(key), is_logits=is_logits)
+        torch.autograd.backward(out, direction, retain_graph=number + 1 < len(keys))
     return int(mask.sum())
 
 
-def _add(sums: dict[Site, Tensor], site: Site, out: Tensor, grad: Tensor) -> None:
-    squares = (out.float() * grad.detach().float()).square_()
-    # Summed in float32, which is three times as fast, and only the sums kept in float64.
-    total = squares.reshape(-1, squares.shape[-1]).sum(0).double()
-    held = sums.get(site)
-    if held is not None and held.shape != total.shape:
-        # Attention scores are as wide as the sequence: their last dimension is a position, not a channel.
-        total, held = total.sum(0, keepdim=True), held.sum(0, keepdim=True)
-    sums[site] = total if held is None else held + total
+def _inputs(batch: Batch) -> dict[str, Tensor]:
+    """Without labels, for a loss is of no use; the graph starts at inputs that are numbers."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    floating = [name for name, value in inputs.items() if isinstance(value, Tensor) and value.is_floating_point()]
+    return inputs | {name: inputs[name].detach().clone().requires_grad_() for name in floating}
 
 
 def _answer(out: Any) -> tuple[Tensor, bool]:
@@ -106,32 +120,26 @@ def _judged(batch: Batch, out: Tensor) -> Tensor:
     return mask.to(out.device, torch.float32) if mask is not None and fits else torch.ones(shape, device=out.device)
 
 
-def _direction(out: Tensor, key: int, is_logits: bool) -> Tensor:
-    draw = Draw(key)
-    if not is_logits:
-        return draw.normal(out)
-    signs = torch.where(draw.uniform(out) < 0.5, -1.0, 1.0)
-    chances = out.float().softmax(-1)
-    spread = chances.sqrt() * signs
-    return spread - chances * spread.sum(-1, keepdim=True)
-
-
 @contextmanager
 def _only_activations(model: nn.Module) -> Iterator[None]:
     """No gradients of weights, which would cost a third of the backward; the graph starts at the embeddings."""
     wanted = {weight: weight.requires_grad for weight in model.parameters()}
-    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    handles = [m.register_forward_hook(lambda _m, _a, out: out.requires_grad_()) for m in embeddings]
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    handles = [module.register_forward_hook(_begin) for module in embeddings]
     try:
-        if embeddings:
-            for weight in wanted:
-                weight.requires_grad_(False)
+        for weight in wanted:
+            weight.requires_grad_(False)
         yield
     finally:
         for handle in handles:
             handle.remove()
         for weight, needs in wanted.items():
             weight.requires_grad_(needs)
+
+
+def _begin(_module: nn.Module, _args: Any, out: Tensor) -> Tensor:
+    # A copy, because models scale their embeddings in place, which a leaf does not allow.
+    return out.requires_grad_().clone()
 
 
 @contextmanager

@@ -188,6 +188,16 @@ class Boxed:
     value: Tensor
 
 
+class Ahead(Sum):
+    """Runs a part of its last layer in front of the first."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        state = self.layers[2].linear(self.embed(input_ids))
+        for layer in self.layers:
+            state = layer(state)
+        return self.head(state)
+
+
 class Boxing(InPlace):
     def forward(self, state: Any) -> Any:
         return Boxed(super().forward(state.value if isinstance(state, Boxed) else state).clone())
@@ -218,6 +228,7 @@ def test_a_reason_is_kept_where_nothing_can_be_skipped() -> None:
         "stack of layers was not found": [nn.Sequential(nn.Embedding(128, 8), nn.Linear(8, 128))],
         "once each and in order": [Sum(InPlace, loops=2)],
         "a Boxing gives more than tensors": [Sum(Boxing)],
+        "layers.2.linear runs outside of layer 2": [Ahead(InPlace)],
     }
     for reason, models in cases.items():
         for model in models:

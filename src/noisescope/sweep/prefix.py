@@ -26,7 +26,7 @@ MEMORY = 2 << 30
 See = Callable[[Mapping[str, Tensor]], Tensor]
 Hook = Callable[[nn.Module, Any, Any], None]
 # Rows and columns of a batch that are enough to see whether a run can start from the middle.
-_ROWS, _COLUMNS = 2, 16
+_ROWS, _COLUMNS = 2, 8
 
 
 class Prefix:
@@ -89,7 +89,7 @@ class Prefix:
 
     def _learn(self) -> None:
         look = _Look(self.layers)
-        nothing = Injection(noise(scale=0.0), layers=(None,), operators=OPERATORS)
+        nothing = Injection(noise(scale=0.0), operators=OPERATORS)
         with _hooked(look.handles()), Injecting(self.model, nothing, strict=False, sensor=look.listen):
             self._see(self._probe)
         self.off = look.hindrance
@@ -138,6 +138,7 @@ class _Look:
         self.layers = layers
         self.order: list[int] = []
         self.odd: list[str] = []
+        self.astray: list[Site] = []
         # Sites outside the layers that run before the last layer has.
         self.early: set[Site] = set()
 
@@ -154,15 +155,19 @@ class _Look:
         return hook
 
     def listen(self, site: Site, _: Tensor) -> None:
-        """An operator outside the layers has run."""
-        if len(self.order) < len(self.layers):
+        """An operator has run."""
+        if site.layer is None and len(self.order) < len(self.layers):
             self.early.add(site)
+        if site.layer not in (None, len(self.order)):
+            self.astray.append(site)
 
     @property
     def hindrance(self) -> str | None:
         """Why layers of this model cannot be skipped."""
         if self.order != list(range(len(self.layers))):
             return "the layers do not run once each and in order"
+        if self.astray:
+            return f"{self.astray[0].path} runs outside of layer {self.astray[0].layer}"
         return f"a {self.odd[0]} gives more than tensors" if self.odd else None
 
 

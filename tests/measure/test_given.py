@@ -223,6 +223,14 @@ class TestValues:
         with ns.inject(model, ns.noise(scale=0.5), operators=["linear"]):
             assert set(evaluate(model, samples, clean=clean).values) != {best}
 
+    def test_of_a_model_with_a_decoder_of_its_own(self):
+        torch.manual_seed(0)
+        config = transformers.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=128)
+        model = transformers.T5ForConditionalGeneration(config).eval()
+        batch = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS.flip(1)}
+        # The mask is that of the encoder: it says nothing of the decoder's positions, of which there are as many.
+        assert [len(of) for of in scored(given(model, [batch])).values()] == [5, 5, 5]
+
     def test_a_broken_row_is_counted(self):
         model = nn.Linear(4, 3)
         batch = {"input": torch.randn(3, 4)}
@@ -294,9 +302,9 @@ class TestSlices:
                 return pixels.flatten(1)[:, :3] + kind[:, None] + bias * factor
 
         batch = {
+            "bias": torch.ones(1, 3),
             "pixels": torch.randn(4, 3, 2, 2),
             "kind": torch.arange(4),
-            "bias": torch.ones(1, 3),
             "factor": torch.tensor(2.0),
         }
         samples = given(Watched(), [batch], "kl_to_clean")

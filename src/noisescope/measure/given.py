@@ -112,7 +112,7 @@ def given(model: Model, batches: Sequence[Tensors], metric: str | None = None) -
         raise BadInputError("no batches: expected one or more dicts of tensors.")
     looks = _Looks(model)
     if metric is None:
-        metric = USUAL[SHAPE] if looks.at(1, checked[0]).logits is not None else "embedding_shift"
+        metric = USUAL[SHAPE] if looks.at(1, checked[0]).classes else "embedding_shift"
     chosen = metric_for(metric, SHAPE)
     parts = tuple(looks.part(number, rows, chosen) for number, rows in enumerate(checked, start=1))
     return Given(parts, chosen, key_of((metric, [_content(part) for part in parts])))
@@ -135,7 +135,8 @@ class _Rows:
         ids = self.tensors.get("input_ids")
         if ids is None and "inputs_embeds" in self.tensors:
             ids = torch.full(self.tensors["inputs_embeds"].shape[:2], UNKNOWN)
-        if ids is None or ids.shape != (self.count, positions):
+        # With a decoder of its own, a model's logits are not those of these tokens.
+        if ids is None or "decoder_input_ids" in self.tensors or ids.shape != (self.count, positions):
             return None
         mask = self.tensors.get("attention_mask")
         there = mask.bool().cpu() if mask is not None and mask.shape == ids.shape else torch.ones(ids.shape).bool()
@@ -146,8 +147,7 @@ def _checked(number: int, batch: Tensors) -> _Rows:
     if not isinstance(batch, Mapping) or not all(isinstance(tensor, Tensor) for tensor in batch.values()):
         kinds = {n: type(v).__name__ for n, v in batch.items()} if isinstance(batch, Mapping) else type(batch).__name__
         raise BadInputError(f"batch {number} is {kinds}; expected a dict of tensors, called as model(**batch).")
-    leading = batch.get("input_ids", next((tensor for tensor in batch.values() if tensor.ndim), None))
-    count = len(leading) if leading is not None and leading.ndim else 0
+    count = max((len(tensor) for tensor in batch.values() if tensor.ndim), default=0)
     if not count:
         raise BadInputError(f"batch {number} has no rows; expected tensors whose first dimension counts samples.")
     shared = frozenset(name for name, tensor in batch.items() if not tensor.ndim or len(tensor) == 1 != count)
@@ -159,9 +159,10 @@ def _checked(number: int, batch: Tensors) -> _Rows:
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """What a model gives for one row of a batch, and whether it has to be called with the labels for that."""
+    """How many positions and classes a model gives logits for, and whether it has to be called with the labels."""
 
-    logits: Tensor | None
+    positions: int
+    classes: int
     with_labels: bool
 
 
@@ -189,18 +190,20 @@ class _Looks:
     def _look(self, rows: _Rows) -> _Look:
         if "labels" in rows.tensors:
             try:
-                return _Look(self._logits(rows.one(0, without="labels")), with_labels=False)
+                return _Look(*self._sizes(rows.one(0, without="labels")), with_labels=False)
             except (TypeError, ValueError):
-                return _Look(self._logits(rows.one(0)), with_labels=True)
-        return _Look(self._logits(rows.one(0)), with_labels=False)
+                return _Look(*self._sizes(rows.one(0)), with_labels=True)
+        return _Look(*self._sizes(rows.one(0)), with_labels=False)
 
-    def _logits(self, inputs: Tensors) -> Tensor | None:
+    def _sizes(self, inputs: Tensors) -> tuple[int, int]:
+        """The positions and classes of the logits for one row; 0 and 0 if there are none."""
         with torch.no_grad():
             output = self.model(**self._there(inputs))
         try:
-            return logits_of(output)
+            _, positions, classes = logits_of(output).shape
         except BadInputError:
-            return None
+            return 0, 0
+        return positions, classes
 
     def _there(self, inputs: Tensors) -> dict[str, Tensor]:
         return {name: tensor.to(self.device) for name, tensor in inputs.items()}
@@ -214,16 +217,17 @@ class _Looks:
                 hidden_of(self.model, self._there({name: t for name, t in rows.one(0).items() if name in inputs}))
             nothing = torch.zeros(rows.count, 0, dtype=torch.bool)
             return Part(inputs, rows.shared, nothing, nothing.long())
-        if look.logits is None or look.logits.shape[-1] < 2:
-            seen = "no logits" if look.logits is None else "logits of one class, which are always equally likely"
+        if look.classes < 2:
+            seen = "no logits" if not look.classes else "logits of one class, which are always equally likely"
             raise BadInputError(f"{metric.name} of batch {number}: the model gives {seen}; take embedding_shift.")
-        targets = self._targets(rows, look.logits.shape[1], look)
+        targets = self._targets(rows, look)
         scored = targets != IGNORED
-        _check_targets(number, metric, scored, targets, look.logits.shape[-1])
+        _check_targets(number, metric, scored, targets, look.classes)
         return Part(inputs, rows.shared, scored, targets)
 
-    def _targets(self, rows: _Rows, positions: int, look: _Look) -> Tensor:
+    def _targets(self, rows: _Rows, look: _Look) -> Tensor:
         """What the logits at [row, position] should foretell: a class, IGNORED, or UNKNOWN."""
+        positions = look.positions
         labels, found = _labels(rows, positions), None if look.with_labels else rows.tokens(positions)
         tokens, there = found or (None, torch.ones(rows.count, positions, dtype=torch.bool))
         if tokens is not None and positions > 1 and self._is_causal(rows, there):

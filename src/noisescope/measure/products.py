@@ -109,13 +109,14 @@ def chosen_rows(out: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Some rows at random, and the two that hold the largest values: a clamp acts there."""
     peaks = out.detach().abs().amax((0, -1)).double().cpu().nan_to_num(nan=torch.inf)
     drawn = torch.randperm(out.shape[1], generator=generator)[: count - 2]
-    return torch.unique(torch.cat([peaks.topk(2).indices, drawn]))
+    chosen: Tensor = torch.cat([peaks.topk(2).indices, drawn]).unique()
+    return chosen
 
 
 def _mix(left: Tensor, signs: torch.Generator) -> Tensor:
     """A random sign for every row, in blocks: [batch, blocks, 1, rows of a block]; 0 for rows that do not exist."""
     batch, rows, _ = left.shape
-    drawn: Tensor = torch.randint(0, 2, (batch, rows), generator=signs).double() * 2 - 1
+    drawn = torch.randint(0, 2, (batch, rows), generator=signs).double() * 2 - 1
     padded: Tensor = torch.nn.functional.pad(drawn, (0, -rows % _BLOCK))
     return padded.reshape(batch, -1, 1, _BLOCK)
 

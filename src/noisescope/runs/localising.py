@@ -6,6 +6,7 @@ The conclusions are drawn in `noisescope.diagnose`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,16 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisescope.core.errors import BadInputError, unknown_name
+from noisescope.core.errors import BadInputError, LayersNotFoundError, unknown_name
 from noisescope.core.records import Site, is_number
+from noisescope.diagnose.classic import conclude_classic
 from noisescope.diagnose.localization import Localization, Witnessed
 from noisescope.diagnose.srdd import Runs, conclude
 from noisescope.measure.calling import accepts
 from noisescope.measure.judged import Judged
+from noisescope.model.layout import layout_of
+from noisescope.sweep.responses import SCALES, responses
 from noisescope.sweep.witnessing import Observer
 
 Batch = Mapping[str, Any]
-METHODS = ("srdd",)
+METHODS = ("srdd", "classic")
 CONFIDENCE = 0.95
 REPEATS = 3
 
@@ -47,8 +51,20 @@ def locate(
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise BadInputError(f"repeats {repeats!r}: expected a whole number >= 1.")
     model = getattr(model, "_orig_mod", model)
-    found, unchecked = _examined(model, _checked(batches), repeats, seed)
+    asked = _checked(batches)
+    with _still(model):
+        if method == "classic":
+            return _classic(model, asked, seed)
+        found, unchecked = _examined(model, asked, repeats, seed)
     return conclude(found, Runs(repeats, CONFIDENCE, unchecked))
+
+
+def _classic(model: nn.Module, batches: Sequence[Batch], seed: int) -> Localization:
+    paths = layout_of(model).layers
+    if not paths:
+        raise LayersNotFoundError("the classical probes compare layers, and no stack of layers was found.")
+    inputs = [_inputs(model, batch) for batch in batches]
+    return conclude_classic(responses(model, inputs, len(paths), seed), SCALES, paths)
 
 
 def _examined(
@@ -62,11 +78,10 @@ def _examined(
         found.append(Witnessed(site, judged, now[0], now[1], order))
 
     observer = Observer(model, seed, tell)
-    with _still(model):
-        for now[1] in range(repeats):
-            for now[0], batch in enumerate(batches):
-                with observer.watching(now[0]):
-                    model(**_inputs(model, batch))
+    asked = [_inputs(model, batch) for batch in batches]
+    for now[1], now[0] in itertools.product(range(repeats), range(len(batches))):
+        with observer.watching(now[0]):
+            model(**asked[now[0]])
     return found, tuple(f"{site.operator} at {site.path} ({why})" for site, why in observer.unchecked.items())
 
 

@@ -11,26 +11,32 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from noisescope.core import version
+
 if TYPE_CHECKING:
     from noisescope.core.errors import NoisescopeError as NoisescopeError
     from noisescope.core.records import Corruption as Corruption
     from noisescope.core.records import Site as Site
     from noisescope.core.records import fault as fault
     from noisescope.core.records import noise as noise
+    from noisescope.runs.diagnosing import diagnose as diagnose
+    from noisescope.runs.localising import locate as locate
     from noisescope.sweep.injecting import inject as inject
     from noisescope.sweep.injecting import sites as sites
     from noisescope.sweep.screening import screen as screen
     from noisescope.sweep.subject import load as load
 
-__version__ = "0.1.0"
+__version__ = version.VERSION
 
 _HOME = {
     "Corruption": "noisescope.core.records",
     "NoisescopeError": "noisescope.core.errors",
     "Site": "noisescope.core.records",
+    "diagnose": "noisescope.runs.diagnosing",
     "fault": "noisescope.core.records",
     "inject": "noisescope.sweep.injecting",
     "load": "noisescope.sweep.subject",
+    "locate": "noisescope.runs.localising",
     "noise": "noisescope.core.records",
     "screen": "noisescope.sweep.screening",
     "sites": "noisescope.sweep.injecting",
@@ -40,9 +46,11 @@ __all__ = [
     "NoisescopeError",
     "Site",
     "__version__",
+    "diagnose",
     "fault",
     "inject",
     "load",
+    "locate",
     "noise",
     "screen",
     "sites",

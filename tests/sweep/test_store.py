@@ -305,7 +305,7 @@ def test_files_of_the_user_in_a_run_folder_are_left_alone(tmp_path: Path) -> Non
     for name in ("notes.txt", "readings-of-mine.txt", "finding.json"):
         (tmp_path / name).write_text("mine")
     with Store(tmp_path, ABOUT) as store:
-        store.save_findings("operator", [])
+        store.save_finding("operator", ())
         assert texts(store.readings()) == written
     assert (tmp_path / "notes.txt").read_text() == (tmp_path / "finding.json").read_text() == "mine"
 
@@ -313,14 +313,19 @@ def test_files_of_the_user_in_a_run_folder_are_left_alone(tmp_path: Path) -> Non
 def test_findings_can_be_deleted_and_written_again(tmp_path: Path) -> None:
     store = Store(tmp_path, ABOUT)
     finding = Finding("layer 3 is fragile", "high", (("worst", float("inf")),), ("abc",))
-    path = store.save_findings("operator", [finding])
+    assert store.load_finding("operator", Finding) is None
+    path = store.save_finding("operator", finding)
+    assert store.load_finding("operator", Finding) == finding
     first = path.read_bytes()
     path.unlink()
-    assert store.save_findings("operator", [finding]).read_bytes() == first
-    assert store.save_findings("operator", [finding]).read_bytes() == first
+    assert store.save_finding("operator", finding).read_bytes() == first
+    assert store.save_finding("operator", finding).read_bytes() == first
     with pytest.raises(BadInputError, match="letters"):
-        store.save_findings("../operator", [finding])
+        store.save_finding("../operator", finding)
     assert sorted(content(tmp_path)) == ["about.json", "finding-operator.json"]
+    path.write_text('{"schema": 1, "finding": 7}')
+    with pytest.raises(RunFolderError, match=r"finding-operator\.json"):
+        store.load_finding("operator", Finding)
 
 
 def test_blobs_are_named_by_their_content_and_checked(tmp_path: Path) -> None:

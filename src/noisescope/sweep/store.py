@@ -12,15 +12,15 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from noisescope.core.codec import SCHEMA, decode, encode, from_plain, key_of, parse, to_plain
 from noisescope.core.errors import BadInputError
-from noisescope.core.records import Finding, Params, Reading
+from noisescope.core.records import Params, Reading
 from noisescope.sweep.journal import (
     NEW_FILE,
     SUFFIX,
@@ -36,6 +36,7 @@ from noisescope.sweep.journal import (
 if TYPE_CHECKING:
     import numpy as np
 
+R = TypeVar("R")
 ABOUT = "about.json"
 _READINGS, _BLOBS, _UNFINISHED = "readings", "blobs", ".part"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -167,12 +168,29 @@ class Store:
                 f"{path}: not what noisescope keeps there ({problem}). Delete it and repeat the run."
             ) from problem
 
-    def save_findings(self, name: str, findings: Sequence[Finding]) -> Path:
+    def save_finding(self, name: str, found: object) -> Path:
         """Write what was concluded, in place of what was concluded before. It can be deleted at any time."""
-        path = self.folder / f"finding-{_checked(name)}.json"
-        text = json.dumps([to_plain(finding) for finding in findings], indent=1, sort_keys=True, allow_nan=False)
+        path = self._finding_path(name)
+        text = json.dumps({"schema": SCHEMA, "finding": to_plain(found)}, indent=1, sort_keys=True, allow_nan=False)
         self._put(path, f"{text}\n".encode())
         return path
+
+    def load_finding(self, name: str, kind: type[R]) -> R | None:
+        """What was concluded under this name; None if nothing was."""
+        path = self._finding_path(name)
+        try:
+            plain = parse(path.read_text(encoding="utf-8"))
+            _check_schema(self.folder, plain.get("schema") if isinstance(plain, dict) else None)
+            return cast(R, from_plain(kind, plain.get("finding")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as problem:
+            raise RunFolderError(
+                f"{path}: not what noisescope writes there ({problem}). Delete it and repeat the command."
+            ) from problem
+
+    def _finding_path(self, name: str) -> Path:
+        return self.folder / f"finding-{_checked(name)}.json"
 
     @property
     def _about_path(self) -> Path:

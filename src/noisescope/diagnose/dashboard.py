@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from noisescope.diagnose.channel import ChannelLevel
 from noisescope.diagnose.ledger import Answer
 from noisescope.diagnose.operator import OperatorResult
+from noisescope.diagnose.robustness import LevelResult, Robustness
 from noisescope.diagnose.whole import Diagnosis
 from noisescope.diagnose.window import WindowResult
 from noisescope.measure.metrics import METRICS
@@ -143,3 +144,27 @@ def _listed(title: str, items: Iterable[str], most: int = 8) -> list[str]:
         return []
     rest = [f"  and {len(listed) - most} more"] if len(listed) > most else []
     return [title, *(f"  {item}" for item in listed[:most]), *rest]
+
+
+def robustness_lines(found: Robustness) -> list[str]:
+    """A table of the levels, the scale at which the model breaks, and what follows."""
+    setting = found.setting
+    lines = [
+        f"{setting.metric} on {setting.samples} samples, {len(setting.seeds)} seeds, {setting.kind} noise everywhere",
+        "  scale  score                            retention                        tolerance  injections",
+    ]
+    lines += [_level_line(level) for level in found.levels]
+    if found.threshold is not None:
+        scale = found.threshold.scale
+        where = f"no scale up to {found.threshold.low:g} costs 10 %" if scale is None else f"{scale:.4g} costs 10 %"
+        lines.append(f"Critical threshold: {where}; brittleness {found.threshold.brittleness}")
+    lines += [f"  [{finding.severity}] {finding.statement}" for finding in found.findings]
+    return [*lines, *_listed("Not measured", found.unmeasured), f"Cost: {found.cost:.1f} clean evaluations"]
+
+
+def _level_line(level: LevelResult) -> str:
+    score = "not measured" if level.score is None else _plain(level.score)
+    kept = "" if level.retention is None else _plain(level.retention)
+    tolerance = "" if level.tolerance is None else f"{level.tolerance:.3g}, {level.grade}"
+    proof = "none asked" if level.scale == 0 else "verified" if level.is_verified else "NOT VERIFIED"
+    return f"  {level.scale:<6g} {score:<32} {kept:<32} {tolerance:<10} {proof}"

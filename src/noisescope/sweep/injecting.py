@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import nn
@@ -113,14 +114,17 @@ def instrument_of(model: nn.Module) -> Instrument:
     return known
 
 
-def sites(model: nn.Module) -> list[Site]:
-    """Every place of the model that an injection can reach, in the order in which they run on a sample input."""
+def sites(model: nn.Module, batch: Mapping[str, Any] | None = None) -> list[Site]:
+    """Every place of the model that an injection can reach, in the order in which they run.
+
+    Without a batch to run on, a few tokens are used.
+    """
     look = Injection(noise(scale=0.0), operators=OPERATORS)
     was_training = {module: module.training for module in model.modules()}
     try:
         model.eval()
         with torch.no_grad(), Injecting(model, look, strict=False) as handle:
-            model(**sample_batch(model))
+            model(**(sample_batch(model) if batch is None else batch))
     finally:
         for module, training in was_training.items():
             module.training = training

@@ -1,0 +1,112 @@
+"""What is seen of a model before it is asked anything: predicted harm by site, and channel statistics.
+
+Both are kept in the run folder. It judges neither, and of the workload it sees as much as `TOKENS` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisescope.core.codec import key_of
+from noisescope.measure import summaries
+from noisescope.measure.batches import Samples
+from noisescope.measure.calling import device_of
+from noisescope.measure.observer import DEFAULT_PATTERNS, SIDES, ChannelObserver, choose_modules
+from noisescope.measure.outliers import ChannelSummary
+from noisescope.measure.profile import Profile
+from noisescope.sweep.evaluating import evaluating
+from noisescope.sweep.screening import screen
+from noisescope.sweep.store import Store
+
+Inputs = Mapping[str, Tensor]
+# What a screening looks at; more changes its ranking by less than the noise of the injections that confirm it.
+TOKENS = 1024
+# A forward with its backward, in forwards.
+SCREEN_COST = 4.0
+DELIMITERS = (".", ",", ";", ":", "!", "?", "\n")
+
+
+def inputs_of(samples: Samples, device: torch.device, limit: int | None = None) -> list[Inputs]:
+    """The inputs of a workload's batches, up to the one that reaches the limit of tokens."""
+    batches: list[Inputs] = [batch.inputs for batch in samples.batches(device=device)]
+    if limit is None:
+        return batches
+    before = [0, *accumulate(map(tokens_of, batches))]
+    return [batch for batch, seen in zip(batches, before, strict=False) if seen < limit]
+
+
+def tokens_of(inputs: Inputs) -> int:
+    """The tokens of a batch, padding left out; for inputs of another kind their rows."""
+    mask = inputs.get("attention_mask")
+    first = next(iter(inputs.values()))
+    return int(mask.sum()) if mask is not None else first.numel() if first.ndim == 2 else len(first)
+
+
+def profile_of(model: nn.Module, samples: Samples, scale: float, store: Store) -> Profile:
+    """Predicted harm of noise at every site, on the first tokens of the samples."""
+    key = key_of(("profile", samples.key, scale, TOKENS))
+    arrays = store.kept("profile", key)
+    if arrays is None:
+        profile = screen(model, inputs_of(samples, device_of(model), TOKENS), scale=scale)
+        store.keep("profile", key, arrays := profile.to_arrays())
+    return Profile.from_arrays(arrays)
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Statistics of the channels of watched modules, and of the layers' outputs."""
+
+    modules: tuple[ChannelSummary, ...]
+    stream: tuple[ChannelSummary, ...]
+
+
+def channels_of(model: nn.Module, layers: Sequence[str], samples: Samples, store: Store) -> Channels:
+    """Channel statistics over all samples, at linear modules and along the layers; memory does not grow with them."""
+    key = key_of(("channels", samples.key, tuple(layers), TOKENS))
+    arrays = store.kept("channels", key)
+    if arrays is None:
+        found = _watch(model, layers, samples)
+        store.keep("channels", key, arrays := summaries.to_arrays(found))
+    every = summaries.from_arrays(arrays)
+    stream = tuple(one for one in every if one.path in layers)
+    return Channels(tuple(one for one in every if one.path not in layers), stream)
+
+
+def _watch(model: nn.Module, layers: Sequence[str], samples: Samples) -> tuple[ChannelSummary, ...]:
+    observer = ChannelObserver(
+        model,
+        _patterns(model),
+        sides=SIDES,
+        stream=layers,
+        delimiters=delimiters_of(samples.tokenizer),
+        gradients=True,
+    )
+    inputs = inputs_of(samples, device_of(model))
+    first = len(inputs_of(samples, device_of(model), TOKENS))
+    with evaluating(model), observer:
+        # The one with gradients, for the channels' Fisher information.
+        screen(model, inputs[:first])
+        with torch.no_grad():
+            for batch in inputs[first:]:
+                model(**batch)
+    return observer.summaries()
+
+
+def _patterns(model: nn.Module) -> Sequence[str] | None:
+    """None, which is the usual modules, where the model has any of them, else every linear one."""
+    names = {path.rpartition(".")[2] for path in choose_modules(model, ("*",))}
+    return None if names & set(DEFAULT_PATTERNS) else ("*",)
+
+
+def delimiters_of(tokenizer: Any) -> Collection[int]:
+    """The ids of tokens that only divide a text."""
+    if tokenizer is None:
+        return ()
+    written: Iterable[list[int]] = (tokenizer.encode(mark, add_special_tokens=False) for mark in DELIMITERS)
+    return {tokens[0] for tokens in written if len(tokens) == 1}

@@ -1,0 +1,129 @@
+"""All levels of a diagnosis from a model and batches: planted causes come out, and a run that was stopped goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import noisescope as ns
+from cases import batch, make
+from noisescope.core.codec import encode
+from noisescope.core.errors import BadInputError
+from noisescope.runs.diagnosing import wanted_of
+from noisescope.sweep.store import Store
+
+
+def sharp(layers: int = 6) -> nn.Module:
+    """A small model whose answers are not all equally likely."""
+    import transformers
+
+    from cases import SMALL
+
+    torch.manual_seed(3)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": layers})).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(4.0)
+    return model
+
+
+def batches(rows: int = 40, width: int = 10) -> list[dict[str, torch.Tensor]]:
+    ids = torch.randint(1, 128, (rows, width), generator=torch.Generator().manual_seed(5))
+    return [{"input_ids": part} for part in ids.split(8)]
+
+
+def test_all_levels_of_a_small_model(tmp_path: Path) -> None:
+    model = sharp()
+    found = ns.diagnose(model, batches(), scale=0.05, out=tmp_path / "run")
+    assert {result.operator for result in found.operators} == {"linear", "matmul", "softmax", "silu", "rms_norm"}
+    assert [result.layers for result in found.windows] == [(s, s + 1, s + 2) for s in range(4)]
+    assert found.control.holds
+    assert found.channels is not None and found.channels.tokens == 400
+    assert found.clean is not None and found.clean.estimate == 1.0
+    # Nothing of it is left on the model.
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_what_was_measured_is_not_measured_again_and_the_answer_is_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = ns.diagnose(sharp(), batches(), out=out)
+    held = len(Store(out).readings())
+    files = sorted(path.name for path in out.glob("readings-*"))
+    second = ns.diagnose(sharp(), batches(), out=out)
+    assert encode(first) == encode(second)
+    assert len(Store(out).readings()) == held and sorted(path.name for path in out.glob("readings-*")) == files
+    with pytest.raises(ns.NoisescopeError, match="belongs to another run"):
+        ns.diagnose(sharp(), batches(rows=32), out=out)
+
+
+def test_a_planted_fragile_layer_is_in_the_worst_window() -> None:
+    model = sharp()
+    with torch.no_grad():
+        # Two channels that are equal and taken with opposite signs cancel; the errors in them do not.
+        mlp = model.model.layers[4].mlp
+        for weight in (mlp.gate_proj.weight, mlp.up_proj.weight):
+            weight[0] = weight[1] = weight[0] * 4.0
+        mlp.down_proj.weight[:, 1] = -mlp.down_proj.weight[:, 0]
+        mlp.down_proj.weight[:, :2] *= 40.0
+    found = ns.diagnose(model, batches(), mode="layer", exhaustive=True)
+    worst = max(found.windows, key=lambda window: window.answer.harm.estimate)
+    assert 4 in worst.layers
+
+
+def test_a_planted_outlier_channel_is_named() -> None:
+    model = sharp()
+    with torch.no_grad():
+        model.model.layers[2].self_attn.o_proj.weight[11] *= 300.0
+    found = ns.diagnose(model, batches(), mode="channel")
+    assert found.operators == () and found.windows == ()
+    (named,) = [
+        module.outliers
+        for module in found.channels.modules
+        if module.outliers.path.endswith("layers.2.self_attn.o_proj") and module.outliers.side == "output"
+    ]
+    assert named.indices == (11,)
+
+
+class Block(nn.Module):
+    """Operators, and no stack of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(nn.functional.silu(self.first(x)))
+
+
+def test_models_without_layers_can_be_asked_about_operators() -> None:
+    torch.manual_seed(0)
+    model = Block()
+    inputs = [{"x": torch.randn(24, 16)}]
+    found = ns.diagnose(model, inputs, mode="operator", scale=0.2)
+    assert {result.operator for result in found.operators} == {"linear", "silu"}
+    with pytest.raises(BadInputError, match="stack of layers could not be found"):
+        ns.diagnose(model, inputs, mode="layer")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 3}, "unknown option of diagnose 'window'"),
+        ({"mode": "layers"}, "Did you mean 'layer'"),
+        ({"scale": 0.0}, "noise scale 0"),
+        ({"window_size": 9}, "window size 9"),
+        ({"seeds": 0}, "seeds"),
+        ({"outlier_threshold": 0.5}, "ratio 0.5"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        ns.diagnose(make("llama"), [batch()], **options)
+
+
+def test_no_option_is_usual() -> None:
+    assert wanted_of({}).mode == "full"

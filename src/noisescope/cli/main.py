@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-from noisescope import __version__
 from noisescope.core.errors import NoisescopeError
+from noisescope.core.version import VERSION
 
 PASS, LIMIT_BROKEN, FAILED, INTERRUPTED = 0, 1, 2, 3
-COMMANDS = ("sites", "status")
+COMMANDS = ("diagnose", "robustness", "locate", "sites", "status")
 _STATUSES = """exit status:
   0  pass
   1  a limit was broken, or a fault was found
@@ -67,8 +67,8 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"{_STATUSES}\n\nexample:\n  noisescope sites demo",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    whole.add_argument("--version", action="version", version=f"noisescope {__version__}")
-    commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    whole.add_argument("--version", action="version", version=f"noisescope {VERSION}")
+    commands = whole.add_subparsers(title="commands", metavar="COMMAND [OPTION]", required=True)
     for name in COMMANDS:
         command = cast(Command, import_module(f"noisescope.cli.{name}"))
         one = commands.add_parser(

@@ -1,0 +1,104 @@
+"""Find the faulty operators of the machine that a model runs on, with no second machine to compare with.
+
+Every operator call of a few runs is held against its own algebra on the host. With --ground-truth-layer a fault is
+planted first, and the answer says at which rank it was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from noisescope.cli.options import DEMO, add_model, count, load_subject, one_of, positive, read_data, whole
+from noisescope.core.records import fault
+from noisescope.core.vocabulary import FAULT_KINDS, OPERATORS
+
+if TYPE_CHECKING:
+    from noisescope.diagnose.localization import Localization
+    from noisescope.sweep.subject import Subject
+
+SUMMARY = "find the faulty operators of the machine that a model runs on"
+EXAMPLE = "noisescope locate demo --ground-truth-layer 10 --fault-type dead_zone --fault-magnitude 0.3"
+METHODS = ("srdd", "classic")
+FAULT_FOUND = 1
+MOST_SHOWN = 10
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the texts it runs on, the method, and what is planted."""
+    add_model(parser)
+    parser.add_argument("--data", default=f"{DEMO}texts", metavar="F", help="texts to run on (default: %(default)s)")
+    parser.add_argument("--samples", "-n", type=count, default=4, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--method", type=one_of("method", METHODS), default="srdd", metavar="M", help=", ".join(METHODS)
+    )
+    parser.add_argument(
+        "--repeats", type=count, default=3, metavar="N", help="runs of each text (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the checks (default: %(default)s)")
+    group = parser.add_argument_group("validation")
+    group.add_argument("--ground-truth-layer", type=whole, metavar="L", help="plant a fault in this layer first")
+    group.add_argument("--fault-type", type=one_of("fault kind", FAULT_KINDS), default="dead_zone", metavar="K")
+    group.add_argument("--fault-magnitude", type=positive, default=0.3, metavar="M")
+    group.add_argument("--fault-operator", type=one_of("operator", OPERATORS), metavar="OP", help="all, if left out")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="folder to keep the answer in")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """The verdict and the suspects on stdout; 1 if there is a fault."""
+    from noisescope.runs.localising import locate
+
+    subject = load_subject(asked)
+    batches = _batches(subject, asked)
+    with _planted(subject, asked):
+        found = locate(subject.model, batches, method=asked.method, seed=asked.seed, repeats=asked.repeats)
+    _keep(found, subject, asked)
+    sys.stdout.write("\n".join(_lines(found, asked.ground_truth_layer)) + "\n")
+    return FAULT_FOUND if found.verdict == "fault" else 0
+
+
+def _batches(subject: Subject, asked: argparse.Namespace) -> list[Any]:
+    from noisescope.measure.batches import Settings, prepare
+
+    workload = read_data(asked.data, asked.samples)
+    samples = prepare(workload, subject.tokenizer, "embedding_shift", Settings.of(subject.model))
+    return [batch.inputs for batch in samples.batches(device=next(subject.model.parameters()).device)]
+
+
+def _planted(subject: Subject, asked: argparse.Namespace) -> AbstractContextManager[object]:
+    if asked.ground_truth_layer is None:
+        return nullcontext()
+    from noisescope.sweep.injecting import inject
+
+    corruption = fault(asked.fault_type, asked.fault_magnitude)
+    operators = None if asked.fault_operator is None else [asked.fault_operator]
+    # A seed far from those of the checks.
+    return inject(subject.model, corruption, layers=[asked.ground_truth_layer], operators=operators, seed=0x5EED)
+
+
+def _keep(found: Localization, subject: Subject, asked: argparse.Namespace) -> None:
+    if asked.out is None:
+        return
+    from noisescope.sweep.store import About, Store
+
+    with Store(asked.out, About(subject.fingerprint, asked.data, device=asked.device, asked="locate")) as store:
+        store.save_finding("localization", found)
+
+
+def _lines(found: Localization, truth: int | None) -> list[str]:
+    """The verdict, the worst suspects, what is odd, what could not be checked."""
+    lines: list[str] = [found.verdict]
+    lines += [f"{rank}. {suspect}" for rank, suspect in enumerate(found.suspects[:MOST_SHOWN], start=1)]
+    if len(found.suspects) > MOST_SHOWN:
+        lines.append(f"and {len(found.suspects) - MOST_SHOWN} more suspects")
+    if truth is not None:
+        rank_found = found.rank_of(truth)
+        place = "is not among the suspects" if rank_found is None else f"was found at rank {rank_found}"
+        lines.append(f"layer {truth}, where the fault was planted, {place}")
+    lines += found.notes
+    if found.unchecked:
+        lines.append(f"not checked: {', '.join(found.unchecked)}")
+    return [*lines, found.would_decide] if found.would_decide else lines

@@ -1,0 +1,41 @@
+"""Measure how a model holds out against more and more noise, and at which scale it breaks.
+
+Noise is put into every operator at once, level by level, and what is kept of the score is measured on the same items.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from noisescope.cli.options import add_data, add_model, add_run, levels, order_of
+
+SUMMARY = "measure what a model keeps at several levels of noise"
+EXAMPLE = "noisescope robustness demo --noise-levels 0,0.05 -n 50 --no-threshold --out runs/robustness"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the data, the levels and the run."""
+    add_model(parser)
+    add_data(parser, samples=200)
+    group = parser.add_argument_group("what is asked")
+    group.add_argument(
+        "--noise-levels", type=levels, default=(0.0, 0.05, 0.10), metavar="S,S,...", help="(default: 0,0.05,0.10)"
+    )
+    group.add_argument("--no-threshold", action="store_true", help="do not look for the scale that costs 10 %%")
+    add_run(parser)
+
+
+def run(asked: argparse.Namespace) -> int:
+    """A table of the levels on stdout; readings and the finding are in the run folder."""
+    from noisescope.diagnose.dashboard import robustness_lines
+    from noisescope.runs.diagnosing import Wanted, withstand
+    from noisescope.runs.ordering import opened
+
+    wanted = Wanted(seeds=asked.seeds, seed=asked.seed)
+    with opened(order_of(asked), "robustness", sys.stderr) as desk:
+        found = withstand(desk, wanted, asked.noise_levels, seeks_threshold=not asked.no_threshold)
+        desk.store.save_finding("robustness", found)
+    sys.stdout.write("\n".join(robustness_lines(found)) + "\n")
+    sys.stderr.write(f"kept in {asked.out}\n")
+    return 0

@@ -24,7 +24,9 @@ from noisescope.core.vocabulary import OPERATORS
 from noisescope.inject.keyed import Draw
 from noisescope.inject.keys import mix, site_key
 from noisescope.measure.profile import Profile
+from noisescope.sweep.answers import answer_of, judged_of
 from noisescope.sweep.directions import fisher_direction
+from noisescope.sweep.evaluating import evaluating, without_cache
 from noisescope.sweep.injecting import Injecting
 from noisescope.sweep.squares import Squares
 
@@ -42,7 +44,7 @@ def screen(
     # A compiled graph cannot be listened to; the module it was made from gives the same.
     model = getattr(model, "_orig_mod", model)
     squares, tokens = Squares(), 0
-    with _only_activations(model), _evaluating(model):
+    with evaluating(model), without_cache(model), _only_activations(model):
         for number, batch in enumerate(batches):
             keys = [mix(site_key("screen"), seed, number, draw) for draw in range(draws)]
             tokens += _send_back(model, batch, squares, keys)
@@ -79,13 +81,13 @@ def _send_back(model: nn.Module, batch: Batch, squares: Squares, keys: list[int]
         Injecting(model, heard, strict=False, sensor=squares.listen),
         Injecting(model, seen, strict=False, witness=squares.witness),
     ):
-        out, is_logits = _answer(model(**_inputs(batch)))
+        out, is_logits = answer_of(model(**_inputs(batch)))
     if not out.requires_grad:
         raise BadInputError(
             "no gradient leads from the inputs to the output: expected a model with torch.nn.Embedding or with "
             "floating-point inputs, whose forward does not run under no_grad."
         )
-    mask = _judged(batch, out)
+    mask = judged_of(batch, out)
     for number, key in enumerate(keys):
         direction = fisher_direction(out.detach(), mask, Draw(key), is_logits=is_logits)
         torch.autograd.backward(out, direction, retain_graph=number + 1 < len(keys))
@@ -97,27 +99,6 @@ def _inputs(batch: Batch) -> dict[str, Tensor]:
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     floating = [name for name, value in inputs.items() if isinstance(value, Tensor) and value.is_floating_point()]
     return inputs | {name: inputs[name].detach().clone().requires_grad_() for name in floating}
-
-
-def _answer(out: Any) -> tuple[Tensor, bool]:
-    """What the model answers with, and whether that is logits."""
-    if isinstance(out, Tensor):
-        return out, True
-    logits = getattr(out, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits, True
-    hidden = getattr(out, "last_hidden_state", None)
-    if isinstance(hidden, Tensor):
-        return hidden, False
-    raise BadInputError(f"{type(out).__name__}: expected a model that returns a tensor, logits or a last_hidden_state.")
-
-
-def _judged(batch: Batch, out: Tensor) -> Tensor:
-    """1 for every position that counts: what the attention mask leaves out is padding."""
-    mask = batch.get("attention_mask")
-    shape = out.shape[:-1]
-    fits = mask is not None and mask.shape == shape
-    return mask.to(out.device, torch.float32) if mask is not None and fits else torch.ones(shape, device=out.device)
 
 
 @contextmanager
@@ -140,14 +121,3 @@ def _only_activations(model: nn.Module) -> Iterator[None]:
 def _begin(_module: nn.Module, _args: Any, out: Tensor) -> Tensor:
     # A copy, because models scale their embeddings in place, which a leaf does not allow.
     return out.requires_grad_().clone()
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in was_training.items():
-            module.training = training

@@ -85,7 +85,7 @@ def tables_of_markdown(text: str) -> list[Grid]:
     found: list[Grid] = []
     title = ""
     inside = False
-    for line in text.splitlines():
+    for line in re.sub(r"^(`{3,})text\n.*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE).splitlines():
         if line.startswith("### "):
             title = plain(line[4:])
         is_row = line.startswith("|")

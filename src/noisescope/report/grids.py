@@ -23,7 +23,7 @@ from noisescope.report.view import (
     Severity,
     Table,
 )
-from noisescope.report.wording import NOTHING, Format, label, limits, number, shorten
+from noisescope.report.wording import NOTHING, TEXT_LIMIT, Format, label, limits, number, shorten
 
 OUTSIDE = "outside"
 _GRADES = {"critical": 4.0, "high": 3.0, "moderate": 2.0, "low": 1.0, "undecided": 0.5, "none": 0.0}
@@ -99,7 +99,8 @@ def written(cell: Cell, form: Format = "plain", unit: str = "") -> Written:
         return Written(number(cell.value, form, unit), detail_of(cell, form), order)
     if isinstance(cell, Severity):
         return Written(shorten(cell.word, 40), order=_GRADES[cell.level], level=cell.level)
-    return Written(shorten(cell), order=cell.casefold(), whole=cell if len(shorten(cell)) < len(cell) else "")
+    shown = shorten(cell, TEXT_LIMIT)
+    return Written(shown, order=shown.casefold(), whole=cell if len(shown) < len(cell) else "")
 
 
 def grid_of(block: Block) -> Grid | None:
@@ -151,17 +152,17 @@ def _heatmap(block: Heatmap) -> Grid:
 def _bars(block: Bars) -> Grid:
     lines = [Line(_bar_cells(i, bar, block), bar.layers, bar.operators) for i, bar in enumerate(block.bars)]
     return Grid(
-        block.title, (block.what, block.measure, "severity", "marks"), (False, True, False, False), tuple(lines)
+        block.title, (block.what, block.measure, "severity", "remarks"), (False, True, False, False), tuple(lines)
     )
 
 
 def _bar_cells(index: int, bar: Bar, block: Bars) -> tuple[Written, ...]:
-    marks = ", ".join(bar.marks)
+    marks = said(*bar.marks, bar.note)
     return (
         Written(shorten(bar.label), order=float(index)),
         written(bar.figure, block.form, block.unit),
         written(bar.severity),
-        Written(shorten(marks) or NOTHING, order=marks),
+        Written(shorten(marks, TEXT_LIMIT) or NOTHING, order=shorten(marks, TEXT_LIMIT)),
     )
 
 
@@ -204,7 +205,9 @@ def said(*parts: str) -> str:
 def bar_text(bar: Bar, block: Bars) -> str:
     """A bar in words."""
     name = f"{block.what} {shorten(bar.label)}"
-    return said(f"{name}: {figure_text(bar.figure, block.form, block.unit)}", bar.severity.word, *bar.marks)
+    return said(
+        f"{name}: {figure_text(bar.figure, block.form, block.unit)}", bar.severity.word, *bar.marks, shorten(bar.note)
+    )
 
 
 def dot_text(dot: Dot, block: Dots) -> str:

@@ -37,9 +37,11 @@ from noisescope.report.view import (
     Table,
     View,
 )
-from noisescope.report.wording import label, shorten
+from noisescope.report.wording import points, shorten
 
 FIRST = 3
+# A longer text in a cell gets room; a longer table scrolls by itself.
+_PROSE, _LONG = 28, 16
 
 
 def to_html(view: View) -> str:
@@ -124,9 +126,9 @@ def glyph(level: Level) -> Element:
 
 def _risk(risk: Risk) -> Element:
     drawn = draw_gauge(risk, 320.0)
-    score = None if risk.score is None else element("span", f"score {label(risk.score)}", class_="score")
+    score = None if risk.score is None else element("span", f"score {points(risk.score)}", class_="score")
     shares = [
-        element("li", element("b", label(share.points)), f" {share.name}", f": {share.how}" if share.how else "")
+        element("li", element("b", points(share.points)), f" {share.name}", f": {share.how}" if share.how else "")
         for share in risk.shares
     ]
     return element(
@@ -256,7 +258,13 @@ def _table(grid: Grid, key: str, title: str) -> Element:
     )
     # A wide table scrolls by itself, so that the page does not have to; the keyboard has to reach it for that.
     return element(
-        "div", table, class_="scroll", role="region", aria_label=shorten(title), tabindex="0", id=f"{key}-table"
+        "div",
+        table,
+        class_="scroll long" if len(grid.lines) > _LONG else "scroll",
+        role="region",
+        aria_label=shorten(title),
+        tabindex="0",
+        id=f"{key}-table",
     )
 
 
@@ -277,10 +285,16 @@ def _cell(index: int, cell: Written, *, right: bool) -> Element:
         "td" if index else "th",
         words,
         scope=None if index else "row",
-        class_="num" if right else "sev" if cell.level else None,
+        class_="num" if right else _kind(cell),
         data_order=str(cell.order),
         title=cell.whole[:2000] or None,
     )
+
+
+def _kind(cell: Written) -> str | None:
+    if cell.level:
+        return "sev"
+    return "prose" if len(cell.text) > _PROSE else None
 
 
 def _reproduce(block: Reproduce) -> Element:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from noisescope.report.grids import Grid, Written, fact_text, grid_of
 from noisescope.report.view import Action, Block, Fact, Facts, Note, NotMeasured, Reproduce, Risk, Section, View
-from noisescope.report.wording import label
+from noisescope.report.wording import points
 
 _MARKUP = re.compile(r"([\\`*_\[\]#|~$])")
 _LINE_START = re.compile(r"^(\s*)([-+>=]|\d+[.)])")
@@ -52,9 +52,9 @@ def _head(view: View) -> str:
 
 
 def _risk(risk: Risk) -> str:
-    score = "" if risk.score is None else f", score {label(risk.score)}"
+    score = "" if risk.score is None else f", score {points(risk.score)}"
     parts = "; ".join(
-        f"{escape(s.name)} {label(s.points)}" + (f" ({escape(s.how)})" if s.how else "") for s in risk.shares
+        f"{escape(s.name)} {points(s.points)}" + (f" ({escape(s.how)})" if s.how else "") for s in risk.shares
     )
     how = f". {escape(risk.how)}" if risk.how else ""
     return f"**Risk:** {escape(risk.severity.word)}{score}" + (f": {parts}" if parts else "") + how

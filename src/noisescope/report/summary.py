@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 
 from noisescope.report.view import Action, View
-from noisescope.report.wording import label, shorten
+from noisescope.report.wording import points, shorten
 
 _FIRST = 3
 
@@ -18,8 +18,8 @@ def to_text(view: View, width: int = 88) -> str:
     """Verdict, risk, and the three things to do, in lines of a given width."""
     lines = [shorten(view.title, width), "", *_wrapped("Verdict  ", f"{view.severity.word}. {view.verdict}", width)]
     if view.risk is not None:
-        score = "" if view.risk.score is None else f", score {label(view.risk.score)}"
-        shares = "; ".join(f"{share.name} {label(share.points)}" for share in view.risk.shares)
+        score = "" if view.risk.score is None else f", score {points(view.risk.score)}"
+        shares = "; ".join(f"{share.name} {points(share.points)}" for share in view.risk.shares)
         lines += _wrapped("Risk     ", f"{view.risk.severity.word}{score}" + (f" ({shares})" if shares else ""), width)
     for index, action in enumerate(view.actions[:_FIRST], 1):
         lines += ["", *_action(index, action, width)]

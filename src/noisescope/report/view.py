@@ -136,7 +136,7 @@ class Heatmap(Shown):
 
 @dataclass(frozen=True)
 class Bar(Shown):
-    """One bar; `marks` are what else is to be said of it, such as avalanche."""
+    """One bar; `marks` are flags on it, such as avalanche point, and `note` is what else is to be said of it."""
 
     label: str
     figure: Figure
@@ -144,6 +144,7 @@ class Bar(Shown):
     marks: tuple[str, ...] = ()
     layers: tuple[int | None, ...] = ()
     operators: tuple[str, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True)

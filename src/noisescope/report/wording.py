@@ -10,8 +10,9 @@ import re
 from typing import Literal
 
 Format = Literal["plain", "percent", "times", "count", "seconds"]
-# What a cell of a table shows of a text; JSON keeps all of it.
-CELL_LIMIT = 160
+# What is shown of a name, and of a text in a table; JSON keeps all of it.
+NAME_LIMIT, TEXT_LIMIT = 160, 600
+_UNIT_LIMIT = 40
 NOTHING = "\u2013"
 _TIMES = "\u00d7"
 # From here on a number is written as a power of ten.
@@ -30,7 +31,7 @@ def clean(text: str) -> str:
     return " ".join(_UNWRITABLE.sub("\ufffd", visible).split())
 
 
-def shorten(text: str, limit: int = CELL_LIMIT) -> str:
+def shorten(text: str, limit: int = NAME_LIMIT) -> str:
     """The text, or its beginning and end where it is longer than the limit."""
     if len(text) <= limit:
         return text
@@ -44,7 +45,7 @@ def number(value: float | None, form: Format = "plain", unit: str = "") -> str:
         return NOTHING
     if math.isnan(value):
         return "undefined"
-    suffix = f" {unit}" if unit else ""
+    suffix = f" {shorten(unit, _UNIT_LIMIT)}" if unit else ""
     if math.isinf(value):
         return ("∞" if value > 0 else "-∞") + suffix
     # Adding 0 turns -0.0 into 0.0.
@@ -53,7 +54,8 @@ def number(value: float | None, form: Format = "plain", unit: str = "") -> str:
 
 def _written(value: float, form: Format) -> str:
     if form == "percent":
-        return f"{_fixed(100 * value, 1)} %"
+        # Below 1 % a fixed number of places would round most of the figure away.
+        return f"{_fixed(100 * value, 1) if abs(value) >= 0.01 or value == 0 else _plain(100 * value, 2)} %"
     if form == "times":
         return f"{_fixed(value, 1)}{_TIMES}"
     if form == "count":
@@ -92,6 +94,16 @@ def label(value: float, form: Format = "plain") -> str:
         return f"{shown:.3g}".replace("e-0", "e-").replace("e+0", "e") + suffix
     digits = f"{shown:,.{max(0, 3 - power)}f}"
     return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + suffix
+
+
+def points(value: float) -> str:
+    """A part of a score, to a tenth."""
+    return label(round(value, 1))
+
+
+def many(count: int, what: str) -> str:
+    """A count with its noun."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def limits(low: float | None, high: float | None, form: Format = "plain") -> str:

@@ -30,7 +30,7 @@ from noisescope.report.drawing.pieces import (
     text,
     upright,
 )
-from noisescope.report.drawing.scale import Scale, linear, values_of
+from noisescope.report.drawing.scale import Scale, tight, values_of
 from noisescope.report.grids import bar_text
 from noisescope.report.markup import Element, Node, element
 from noisescope.report.view import Bar, Bars
@@ -41,7 +41,7 @@ _PLOT, _ROW = 250.0, 26.0
 
 def draw_bars(block: Bars, width: float, *, narrow: bool) -> Picture:
     """The picture of a block of bars."""
-    scale = linear(reached(values_of(bar.figure for bar in block.bars), block.thresholds))
+    scale = tight(reached(values_of(bar.figure for bar in block.bars), block.thresholds))
     entries = levels_legend(bar.severity for bar in block.bars)
     marks = sorted({name for bar in block.bars for name in bar.marks})
     entries += [Entry((flag(0, 5),), name) for name in marks]
@@ -85,7 +85,7 @@ def _upright_bar(bar: Bar, x: float, thin: float, axis: Scale) -> list[Node]:
     top, bottom = axis.end, axis.start
     room = element("rect", x=x - thin * 0.69, y=top, width=thin * 1.38, height=bottom - top, class_="hit", fill="none")
     if f.value is None or not measured(f.value):
-        return [room, shape("undecided", x, axis.at(0) - 8)]
+        return [room, shape(bar.severity.level, x, axis.at(0) - 8, min(5.0, thin * 0.42))]
     y, base = axis.at(f.value), axis.at(0)
     nodes: list[Node] = [room, *_body(bar, (x - thin / 2, min(y, base), thin, abs(y - base)))]
     peak = y
@@ -148,7 +148,7 @@ def _lying_bar(bar: Bar, y: float, axis: Scale) -> list[Node]:
     f = bar.figure
     room = element("rect", x=0.0, y=y - _ROW / 2, width=axis.end + 72, height=_ROW, class_="hit", fill="none")
     if f.value is None or not measured(f.value):
-        return [room, shape("undecided", axis.at(0) + 8, y)]
+        return [room, shape(bar.severity.level, axis.at(0) + 9, y, 4.5)]
     x, base = axis.at(f.value), axis.at(0)
     nodes: list[Node] = [room, *_body(bar, (min(x, base), y - 7, abs(x - base), 14.0))]
     end = x

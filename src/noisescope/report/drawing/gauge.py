@@ -9,7 +9,7 @@ from noisescope.report.drawing.pieces import SMALL, Picture, line, text
 from noisescope.report.drawing.scale import linear
 from noisescope.report.markup import Node, element
 from noisescope.report.view import Level, Risk
-from noisescope.report.wording import label
+from noisescope.report.wording import label, points
 
 
 def draw_gauge(risk: Risk, width: float) -> Picture | None:
@@ -33,4 +33,4 @@ def draw_gauge(risk: Risk, width: float) -> Picture | None:
         element("path", d=f"M{x:.2f},17L{x - 6:.2f},7L{x + 6:.2f},7Z", **filled("ink")),
     ]
     named = ", ".join(f"{t.name} above {label(t.value)}" for t in limits)
-    return Picture(width, 50.0, tuple(nodes), f"Risk score {label(risk.score)}: {risk.severity.word}. {named}.")
+    return Picture(width, 50.0, tuple(nodes), f"Risk score {points(risk.score)}: {risk.severity.word}. {named}.")

@@ -21,6 +21,7 @@ _LETTER = 0.6
 TEXT, SMALL = 12.0, 11.0
 LINE = 20.0
 _SLANT = 6.0
+_LONGEST = 110
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def text(
     x: float, y: float, words: str, *, anchor: str = "start", size: float = TEXT, colour: str = "muted"
 ) -> Element:
     """Words at a place."""
-    return element("text", words, x=x, y=y, text_anchor=anchor, font_size=size, **filled(colour))
+    return element("text", shorten(words, _LONGEST), x=x, y=y, text_anchor=anchor, font_size=size, **filled(colour))
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str = "rule", width: float = 1.0) -> Element:

@@ -62,6 +62,16 @@ def linear(values: Iterable[float], *, with_zero: bool = True) -> Scale:
     return Scale(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, 0.0, 1.0)
 
 
+def tight(values: Iterable[float]) -> Scale:
+    """A scale from 0 to 1 over 0 and all values, with a little room and no more."""
+    seen = [0.0, *values]
+    low, high = min(seen), max(seen)
+    if high == low:
+        return Scale(0.0, 1.0, 0.0, 1.0)
+    room = 0.03 * (high - low)
+    return Scale(low - room if low < 0 else 0.0, high + room if high > 0 else 0.0, 0.0, 1.0)
+
+
 def log(values: Iterable[float]) -> Scale:
     """A scale from 0 to 1 over all values above 0, rounded outward to 1, 2 or 5 times a power of ten."""
     seen = [value for value in values if value > 0] or [1.0]

@@ -1,0 +1,213 @@
+"""What to do about a diagnosis: recommendations by priority, each with its component, its issue and its evidence.
+
+It rests on the verdicts of the records alone and measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from noisescope.diagnose.ledger import Answer
+from noisescope.diagnose.operator import SCORES, OperatorResult
+from noisescope.diagnose.setting import span_name
+from noisescope.diagnose.whole import Diagnosis
+from noisescope.diagnose.window import BANDS, AvalanchePoint, WindowResult
+from noisescope.report.grids import figure_text
+from noisescope.report.judged import figure_of, harm_unit, severity_of
+from noisescope.report.view import Action, Level
+from noisescope.report.wording import label, number
+
+_PRIORITY: Mapping[Level, int] = {"critical": 1, "high": 2, "moderate": 3, "undecided": 4, "low": 5, "none": 5}
+# What more precision means for an operator.
+_PROTECTION: Mapping[str, str] = {
+    "linear": "Keep the linear layers in 16 bits where the map is darkest, and quantize from the lightest on",
+    "matmul": "Keep the matrix products of attention in 16 bits, with sums in 32 bits",
+    "bmm": "Keep the batched matrix products in 16 bits, with sums in 32 bits",
+    "softmax": "Compute softmax in 32 bits, and check the table of its exponential on the target",
+    "silu": "Compute silu in 16 bits or more, and check its table on the target",
+    "gelu": "Compute gelu in 16 bits or more, and check its table on the target",
+    "layer_norm": "Compute layer_norm in 32 bits: its mean, its variance and its scaling",
+    "rms_norm": "Compute rms_norm in 32 bits: its mean square and its scaling",
+}
+# By the usual rule of mixed precision: what costs more than 15 % needs 16 bits, what costs more than 5 % needs 8.
+_BITS: Mapping[str, str] = {"critical": "in 16 bits", "high": "in 8 bits or more", "moderate": "in 8 bits or more"}
+_NO_REMEDY = "none needed"
+
+
+def recommendations(diagnosis: Diagnosis) -> tuple[Action, ...]:
+    """All of them, the most urgent first, numbered from 1."""
+    if diagnosis.control.holds is not True:
+        found = [_distrust(diagnosis)]
+    else:
+        found = [
+            *(_avalanche(diagnosis, point) for point in diagnosis.points),
+            *_operators(diagnosis),
+            *_windows(diagnosis),
+            *_channels(diagnosis),
+            *_undecided(diagnosis),
+            *_gaps(diagnosis),
+        ]
+    ordered = sorted(found, key=lambda action: action.priority or 0)
+    return tuple(ordered) or (_nothing(diagnosis),)
+
+
+def _action(component: str, action: str, issue: str, word: str, evidence: Sequence[str]) -> Action:
+    severity = severity_of(word)
+    return Action(component, action, issue, severity, tuple(evidence), _PRIORITY[severity.level])
+
+
+def _distrust(diagnosis: Diagnosis) -> Action:
+    statements = [finding.statement for finding in diagnosis.findings if finding.severity == "error"]
+    return _action(
+        "measurement",
+        "Make the model answer the same question the same way, then repeat the diagnosis",
+        "Noise of strength 0 has to change nothing, and nothing is judged until it does.",
+        "error",
+        statements,
+    )
+
+
+def _located(action: Action, layers: tuple[int, ...] = (), operators: tuple[str, ...] = ()) -> Action:
+    return Action(
+        action.component,
+        action.action,
+        action.issue,
+        action.severity,
+        action.evidence,
+        action.priority,
+        layers,
+        operators,
+    )
+
+
+def _avalanche(diagnosis: Diagnosis, point: AvalanchePoint) -> Action:
+    peak = next(result for result in diagnosis.windows if result.name == point.peak)
+    unit = harm_unit(diagnosis.setting.metric)
+    evidence = [f"{point.peak}: {figure_text(figure_of(point.harm), unit.form, unit.unit)}"]
+    if peak.avalanche is not None and peak.avalanche.ratio is not None:
+        beside = " and ".join(peak.avalanche.neighbours)
+        evidence.append(f"{number(peak.avalanche.ratio, 'times')} the harm of {beside}")
+    if peak.interaction is not None and peak.interaction.harm.low > 0:
+        extra = figure_text(figure_of(peak.interaction.harm), unit.form, unit.unit)
+        evidence.append(f"beyond the sum of its layers one by one: {extra}")
+    action = _action(
+        span_name(point.layers),
+        f"Keep {span_name(point.layers)} in 16 bits, and validate them first on the target",
+        "Errors pile up here: noise in these layers together costs far more than beside them.",
+        point.severity,
+        evidence,
+    )
+    return _located(action, point.layers)
+
+
+def _operators(diagnosis: Diagnosis) -> Iterator[Action]:
+    """A recommendation for each operator that is decided not to be robust."""
+    for result in diagnosis.operators:
+        verdict = result.verdict
+        if verdict.decided and verdict.name in SCORES.names[1:]:
+            action = _action(
+                result.operator,
+                _PROTECTION.get(result.operator, f"Keep {result.operator} in higher precision"),
+                f"Noise of {label(diagnosis.setting.scale, 'percent')} in this operator alone costs too much.",
+                verdict.name,
+                [_cost(diagnosis, result)],
+            )
+            yield _located(action, operators=(result.operator,))
+
+
+def _cost(diagnosis: Diagnosis, result: OperatorResult) -> str:
+    unit = harm_unit(diagnosis.setting.metric)
+    harm = figure_text(figure_of(result.answer.harm), unit.form, unit.unit)
+    score = "" if result.score is None else f", score {figure_text(figure_of(result.score))}"
+    return f"{result.operator}: {unit.name} {harm}{score}"
+
+
+def _windows(diagnosis: Diagnosis) -> Iterator[Action]:
+    """One recommendation for each run of windows of one verdict that is not robust and holds no avalanche point."""
+    # A window that only overlaps an avalanche point is told with it.
+    size = len(diagnosis.windows[0].layers) if diagnosis.windows else 1
+    spans = [range(point.layers[0] - size + 1, point.layers[-1] + size) for point in diagnosis.points]
+    told = {layer for span in spans for layer in span}
+    for word, group in groupby(diagnosis.windows, key=lambda r: r.verdict.name if r.verdict.decided else ""):
+        run = list(group)
+        layers = tuple(range(run[0].layers[0], run[-1].layers[-1] + 1))
+        if word in BANDS.names[1:] and not set(layers) <= told:
+            what = f"{'layer' if len(layers) == 1 else 'layers'} together"
+            action = _action(
+                span_name(layers),
+                f"Keep {span_name(layers)} {_BITS[word]}",
+                f"Noise in {len(run[0].layers)} of these {what} costs enough to be called {word}.",
+                word,
+                [_worst(diagnosis, run)],
+            )
+            yield _located(action, layers)
+
+
+def _worst(diagnosis: Diagnosis, run: Sequence[WindowResult]) -> str:
+    """The most harmful measured window of a run, or what its verdict rests on."""
+    measured = [(result.answer.harm.estimate, result) for result in run if result.answer.harm is not None]
+    if not measured:
+        return f"{run[0].name}: {run[0].evidence}"
+    unit = harm_unit(diagnosis.setting.metric)
+    result = max(measured, key=lambda pair: pair[0])[1]
+    return f"{result.name}: {unit.name} {figure_text(figure_of(result.answer.harm), unit.form, unit.unit)}"
+
+
+def _channels(diagnosis: Diagnosis) -> Iterator[Action]:
+    """A recommendation for each format whose known remedy is needed, if there are outliers at all."""
+    level = diagnosis.channels
+    if level is None or not any(one.outliers for one in level.layers):
+        return
+    worst = max(level.layers, key=lambda one: one.max_ratio)
+    hit = tuple(one.layer for one in level.layers if one.outliers)
+    count = sum(one.outliers for one in level.layers)
+    found = f"{count:,} outlier channels in {len(hit)} layers, {level.percentage:.2f} % of the channels watched"
+    for remedy in level.remedies:
+        if remedy.remedy != _NO_REMEDY:
+            component = f"channels, for {remedy.format}"
+            evidence = [found, f"largest in layer {worst.layer}: {number(worst.max_ratio, 'times')} the median channel"]
+            action = f"Before quantizing to {remedy.format}: {remedy.remedy}"
+            yield _located(_action(component, action, f"{remedy.why}.", worst.severity, evidence), hit)
+
+
+def _undecided(diagnosis: Diagnosis) -> Iterator[Action]:
+    """One recommendation for all that more samples would decide."""
+    open_ = [one for one in _answers(diagnosis) if one.verdict.bands and not one.verdict.decided and not one.gaps]
+    wanted = {one.name: one.verdict.more_samples for one in open_ if one.verdict.more_samples}
+    if wanted:
+        names = list(wanted)
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        yield _action(
+            "sample size",
+            f"Repeat with about {max(wanted.values()):,} more samples",
+            f"{_straddle(len(names))}: {shown}.",
+            "undecided",
+            [f"{min(wanted.values()):,} more samples would decide the nearest"],
+        )
+
+
+def _straddle(verdicts: int) -> str:
+    return "The interval of 1 verdict straddles a limit" if verdicts == 1 else f"{verdicts} verdicts straddle a limit"
+
+
+def _answers(diagnosis: Diagnosis) -> list[Answer]:
+    return [one.answer for one in diagnosis.operators] + [one.answer for one in diagnosis.windows]
+
+
+def _gaps(diagnosis: Diagnosis) -> Iterator[Action]:
+    """One recommendation for all trials that failed."""
+    failed = [gap for answer in _answers(diagnosis) for gap in answer.gaps]
+    if failed:
+        action = "Repeat the command: trials that failed are run again, the others are not"
+        yield _action("trials", action, f"{len(failed)} trials are missing or failed.", "undecided", failed[:3])
+
+
+def _nothing(diagnosis: Diagnosis) -> Action:
+    return _action(
+        "whole model",
+        "Find where it breaks: measure robustness at larger scales, or try the number format of the target",
+        f"Nothing that was measured is fragile at noise of {label(diagnosis.setting.scale, 'percent')}.",
+        diagnosis.risk.level,
+        [],
+    )

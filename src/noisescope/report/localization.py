@@ -1,0 +1,211 @@
+"""A localisation as a view: the verdict, the suspects with the evidence against each, and what could not be checked.
+
+It judges nothing and uses the words of the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from noisescope.diagnose.localization import Evidence, Localization, Suspect
+from noisescope.report.grids import layer_name
+from noisescope.report.judged import severity_of
+from noisescope.report.origin import Origin, reproduce_section
+from noisescope.report.view import (
+    Action,
+    Block,
+    Column,
+    Dot,
+    Dots,
+    Fact,
+    Facts,
+    Figure,
+    Gap,
+    Note,
+    NotMeasured,
+    Row,
+    Section,
+    Severity,
+    Table,
+    Threshold,
+    View,
+)
+from noisescope.report.wording import number
+
+_ODD = "undecided"
+# Above 1, a value is further off than rounding allows.
+_LIMITS = (Threshold(1.0, "rounding", "undecided"),)
+# The drawn suspects; the table holds all.
+_MOST = 20
+
+
+def localization_view(found: Localization, origin: Origin) -> View:
+    """The report of a localisation."""
+    sections = (
+        *(_suspects(found) if found.suspects or found.odd else ()),
+        _checked(found),
+        reproduce_section(origin, (("method", found.method),)),
+    )
+    return View(
+        title=f"Fault localisation on {origin.model}",
+        subject=", ".join(part for part in (origin.device, origin.workload) if part),
+        verdict=_verdict(found),
+        severity=severity_of(found.verdict),
+        sections=sections,
+        actions=_actions(found),
+        facts=(
+            Fact("method", found.method),
+            Fact("sites checked", Figure(float(found.checked)), "count"),
+            Fact("suspects", Figure(float(len(found.suspects))), "count"),
+            Fact("above rounding, but not by enough", Figure(float(len(found.odd))), "count"),
+        ),
+        made_by=origin.made_by,
+    )
+
+
+def _verdict(found: Localization) -> str:
+    if found.suspects:
+        return f"{_place(found.suspects[0])} does not do what it should: {_words(found.suspects[0])}."
+    if found.verdict == "undecided":
+        return found.would_decide or "Something is odd, and nothing is certain."
+    return f"No broken identity at any of the {found.checked:,} sites that were checked."
+
+
+def _place(suspect: Suspect) -> str:
+    where = "outside the layers" if suspect.layer is None else f"layer {suspect.layer}"
+    return f"{suspect.operator} at {suspect.path or 'the model'} ({where})"
+
+
+def _words(suspect: Suspect) -> str:
+    return "; ".join(evidence.words for evidence in suspect.evidence) or "it does not agree with the rest"
+
+
+def _actions(found: Localization) -> tuple[Action, ...]:
+    chosen = [_replace(suspect, index) for index, suspect in enumerate(found.suspects[:3], 1)]
+    if found.would_decide:
+        odd = tuple(f"{_place(suspect)}: {_words(suspect)}" for suspect in found.odd[:3])
+        severity = Severity(found.verdict, "undecided")
+        chosen.append(Action("measurement", found.would_decide, "The verdict is undecided.", severity, odd, 4))
+    return tuple(chosen)
+
+
+def _replace(suspect: Suspect, priority: int) -> Action:
+    channels = f"channels {', '.join(map(str, suspect.channels[:8]))}" if suspect.channels else ""
+    rate = f"it fires in {number(suspect.rate, 'percent')} of the runs"
+    return Action(
+        _place(suspect),
+        f"Test {suspect.operator} of this layer on the machine by itself, and run it elsewhere until it is cleared",
+        f"Suspect number {priority}, worst first.",
+        severity_of("fault"),
+        tuple(part for part in (*(e.words for e in suspect.evidence), channels, rate) if part),
+        priority,
+        (suspect.layer,),
+        (suspect.operator,),
+    )
+
+
+def _suspects(found: Localization) -> tuple[Section, ...]:
+    blocks: list[Block] = [_dots(found), _table(found), _evidence([*found.suspects, *found.odd])]
+    return (Section("suspects", "Suspects", tuple(blocks), "Worst first, with what speaks against each."),)
+
+
+def _named(found: Localization) -> list[tuple[Suspect, Severity]]:
+    named = [(suspect, severity_of("fault")) for suspect in found.suspects]
+    return named + [(suspect, severity_of(_ODD)) for suspect in found.odd]
+
+
+def _dots(found: Localization) -> Dots:
+    drawn = _named(found)[:_MOST]
+    dots = tuple(
+        Dot(
+            _group(suspect),
+            f"{evidence.check} of {suspect.path or 'the model'}",
+            Figure(evidence.excess),
+            severity,
+            (suspect.layer,),
+            (suspect.operator,),
+        )
+        for suspect, severity in drawn
+        for evidence in suspect.evidence
+    )
+    return Dots(
+        title="How far above rounding, by check",
+        groups=tuple(dict.fromkeys(_group(suspect) for suspect, _ in drawn)),
+        dots=dots,
+        measure="error over what rounding allows",
+        what="check",
+        form="times",
+        spacing="log",
+        thresholds=_LIMITS,
+        caption="The largest error of each check, in units of the largest that rounding can make.",
+    )
+
+
+def _group(suspect: Suspect) -> str:
+    return f"{suspect.operator} {layer_name(suspect.layer)}"
+
+
+def _table(found: Localization) -> Table:
+    columns = (
+        Column("rank", "figure", "count"),
+        Column("verdict", "severity"),
+        Column("layer"),
+        Column("operator"),
+        Column("module"),
+        Column("score", "figure", "times"),
+        Column("fires in", "figure", "percent"),
+        Column("channels"),
+    )
+    rows = tuple(
+        Row(
+            (
+                Figure(float(rank)),
+                severity,
+                layer_name(suspect.layer),
+                suspect.operator,
+                suspect.path,
+                Figure(suspect.score),
+                Figure(suspect.rate),
+                ", ".join(map(str, suspect.channels)) or None,
+            ),
+            (suspect.layer,),
+            (suspect.operator,),
+        )
+        for rank, (suspect, severity) in enumerate(_named(found), 1)
+    )
+    return Table("Suspects, worst first", columns, rows, "Channels are named where all errors are confined to them.")
+
+
+def _evidence(suspects: Sequence[Suspect]) -> Table:
+    columns = (
+        Column("module"),
+        Column("operator"),
+        Column("check"),
+        Column("error over rounding", "figure", "times"),
+        Column("values off", "figure", "count"),
+        Column("in words"),
+    )
+    rows = tuple(
+        Row(_evidence_cells(suspect, evidence), (suspect.layer,), (suspect.operator,))
+        for suspect in suspects
+        for evidence in suspect.evidence
+    )
+    return Table("Evidence by check", columns, rows, "n is the number of values that the check judged.")
+
+
+def _evidence_cells(suspect: Suspect, evidence: Evidence) -> tuple[str | Figure, ...]:
+    off = Figure(float(evidence.hits), samples=evidence.judged)
+    return suspect.path, suspect.operator, evidence.check, Figure(evidence.excess), off, evidence.words
+
+
+def _checked(found: Localization) -> Section:
+    blocks: list[Block] = [Note(text) for text in found.notes]
+    blocks.append(Facts("Coverage", (Fact("sites checked", Figure(float(found.checked)), "count"),)))
+    if found.unchecked:
+        blocks.append(NotMeasured(tuple(_gap(text) for text in found.unchecked)))
+    return Section("gaps", "What was checked and what was not", tuple(blocks))
+
+
+def _gap(text: str) -> Gap:
+    what, _, why = text.partition(": ")
+    return Gap(what, why or "could not be checked")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import UserDict
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -205,7 +207,51 @@ def test_an_answer_without_a_number_is_refused():
         items_of("t", task("generate_until", ({"target": "yes"}, [("p", {"until": []})])))
 
 
+class TestStandIn:
+    """The way to the harness and back, with a stand-in that has its names: it is not installed everywhere."""
+
+    @pytest.fixture
+    def known(self, monkeypatch) -> dict[str, Task]:
+        """The tasks that the stand-in knows, by name."""
+        known: dict[str, Task] = {}
+
+        class TaskManager:
+            def __init__(self, include_path=None) -> None:
+                self.include_path = include_path
+
+            def load(self, name):
+                print("loading")
+                if name not in known and name != "group":
+                    raise KeyError(f"{name} in {self.include_path}")
+                return {"tasks": dict(known) if name == "group" else {name: known[name]}}
+
+        tasks = ModuleType("lm_eval.tasks")
+        tasks.TaskManager = TaskManager
+        monkeypatch.setitem(sys.modules, "lm_eval", ModuleType("lm_eval"))
+        monkeypatch.setitem(sys.modules, "lm_eval.tasks", tasks)
+        return known
+
+    def test_a_task_is_asked_for_its_requests_and_what_it_prints_is_no_result(self, known, capsys):
+        asked = {}
+        known["mine"] = task("multiple_choice", chosen(0), chosen(1))
+        known["mine"].set_config = lambda key, value: asked.update({key: value})
+        known["mine"].build_all_requests = lambda **how: print("building") or asked.update(how)
+        workload = read_task("mine", limit=7, shots=3)
+        assert workload.items == (Choice("p", (" a", " b"), 0), Choice("p", (" a", " b"), 1))
+        assert asked == {"num_fewshot": 3, "limit": 7, "rank": 0, "world_size": 1}
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.split() == ["loading", "building"]
+
+    def test_a_group_and_what_cannot_be_loaded_are_refused(self, known):
+        known.update(one=task("multiple_choice"), two=task("multiple_choice"))
+        with pytest.raises(BadInputError, match="'group' is a group of 2: one, two; expected one of them"):
+            read_task("group")
+        with pytest.raises(BadInputError, match=r"task 'three': .* cannot load it \('three in here'\)"):
+            read_task("three", folder="here")
+
+
 def test_without_the_harness_it_is_said_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "lm_eval.tasks", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     with pytest.raises(BadInputError, match=r"not installed; pip install 'noisescope\[harness\]'"):
         read_task("gsm8k")

@@ -88,10 +88,11 @@ STRANGE: dict[str, Change] = {
 
 
 class Spoiled:
-    """A module whose output a strange fault changes; `changed` says whether it ever did."""
+    """A module whose output a strange fault changes, in every call or in a share `rate`; `changed` says if it did."""
 
-    def __init__(self, module: nn.Module, change: Change) -> None:
-        self.module, self.change, self.changed = module, change, False
+    def __init__(self, module: nn.Module, change: Change, rate: float | None = None, seed: int = 0) -> None:
+        self.module, self.change, self.changed, self.rate = module, change, False, rate
+        self._drawn = torch.Generator().manual_seed(seed)
         self._handle: RemovableHandle | None = None
 
     def __enter__(self) -> Spoiled:
@@ -103,6 +104,8 @@ class Spoiled:
             self._handle.remove()
 
     def _hook(self, _module: nn.Module, _args: object, out: object) -> object:
+        if self.rate is not None and float(torch.rand((), generator=self._drawn)) >= self.rate:
+            return out
         first = out[0] if isinstance(out, tuple) else out
         if not isinstance(first, Tensor) or first.dim() < 2:
             return out

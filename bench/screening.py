@@ -1,14 +1,17 @@
 """Measures how well one-pass screening foretells injected noise, where its law ends, and what it costs.
 
-Usage: python bench/screening.py [--parts agreement,validity,cost,memory] [--layouts 8x48,1x384] [--out FILE]
+Usage: python bench/screening.py [--parts agreement,validity,cost,memory] [--layouts 8x48,1x384]
+           [--keep FOLDER] [--out FILE]
 
 Harm is KL(clean || noisy) in nats per token. What is injected is measured over `--copies` times `--seeds` draws of the
-noise, and its own standard error is given: no prediction can agree better with it than it does with itself.
+noise, and its own standard error is given: no prediction can agree better with it than it does with itself. With
+`--keep FOLDER` what was injected is kept there, group by group, and a run that was stopped goes on from it.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import resource
 import statistics
@@ -64,34 +67,57 @@ def groups_of(model: nn.Module) -> list[Key]:
 def injected(args: argparse.Namespace, model: nn.Module, batch: dict[str, Tensor], scale: float) -> dict[Key, Tensor]:
     """Harm of each group by injection, one value per draw of the noise."""
     rows = len(batch["input_ids"])
+    kept = Kept(args, batch, scale)
     responses = Responses(model, [{"input_ids": batch["input_ids"].repeat(args.copies, 1)}])
-    found: dict[Key, Tensor] = {}
     groups = groups_of(model)
     for number, (layer, operator) in enumerate(groups, 1):
         print(f"\r  group {number} of {len(groups)} at {scale:g}", end="", file=sys.stderr, flush=True)
-        asked = Injection.of(ns.noise(scale=scale), layers=[layer], operators=[operator])
-        values = responses.measure(asked, [scale], range(args.seeds))[0]
-        found[layer, operator] = torch.from_numpy(values).view(-1, rows).mean(1)
+        if (layer, operator) not in kept.values:
+            asked = Injection.of(ns.noise(scale=scale), layers=[layer], operators=[operator])
+            values = responses.measure(asked, [scale], range(args.seeds))[0]
+            kept.add((layer, operator), values.reshape(-1, rows).mean(1).tolist())
     print(file=sys.stderr)
-    return found
+    return {key: torch.tensor(kept.values[key], dtype=torch.float64) for key in groups}
+
+
+class Kept:
+    """What was injected so far, by group, in a file of its own for everything that it depends on."""
+
+    def __init__(self, args: argparse.Namespace, batch: dict[str, Tensor], scale: float) -> None:
+        self.values: dict[Key, list[float]] = {}
+        asked = (args.model, batch["input_ids"].tolist(), scale, args.copies, args.seeds)
+        name = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+        self.file = args.keep / f"injected-{name}.jsonl" if args.keep else None
+        if self.file and self.file.exists():
+            lines = map(json.loads, self.file.read_text(encoding="utf-8").splitlines())
+            self.values = {(layer, operator): values for layer, operator, values in lines}
+
+    def add(self, key: Key, values: list[float]) -> None:
+        """Keep one group."""
+        self.values[key] = values
+        if self.file:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([*key, values]) + "\n")
 
 
 def agreement(args: argparse.Namespace, model: Model) -> Iterator[str]:
     """How the prediction of several screenings agrees with what injection measures."""
     for layout in args.layouts:
         batch = batch_of(args, model, layout)
-        profiles = [ns.screen(model[0], [batch], scale=1.0, draws=args.draws, seed=s) for s in range(SCREENINGS)]
-        for scale in args.scales:
-            seen = injected(args, model[0], batch, scale)
-            yield from agreement_table(layout, scale, seen, [p.at_scale(scale).harm for p in profiles])
+        seen = {scale: injected(args, model[0], batch, scale) for scale in args.scales}
+        for draws in args.draws:
+            profiles = [ns.screen(model[0], [batch], scale=1.0, draws=draws, seed=s) for s in range(SCREENINGS)]
+            for scale in args.scales:
+                yield f"### {layout} tokens, noise of {scale:.0%}, {draws} draw{'s' if draws > 1 else ''} of directions"
+                yield ""
+                yield from agreement_table(seen[scale], [p.at_scale(scale).harm for p in profiles])
 
 
-def agreement_table(
-    layout: str, scale: float, seen: dict[Key, Tensor], predicted: list[dict[Key, float]]
-) -> Iterator[str]:
+def agreement_table(seen: dict[Key, Tensor], predicted: list[dict[Key, float]]) -> Iterator[str]:
     """One row for all groups and one for each operator."""
     draws = len(next(iter(seen.values())))
-    yield f"### {layout} tokens, noise of {scale:.0%}, {len(seen)} groups, {draws} draws injected"
+    yield f"{len(seen)} groups, each injected with {draws} draws of the noise; {len(predicted)} screenings."
     yield ""
     yield "| groups | Spearman | log Pearson | predicted / measured | standard error of the measured |"
     yield "|---|---|---|---|---|"
@@ -135,7 +161,7 @@ def validity(args: argparse.Namespace, model: Model) -> Iterator[str]:
     """Where the quadratic law ends: each operator in all layers, and in the five worst groups."""
     layout = args.layouts[0]
     batch = batch_of(args, model, layout)
-    harm = ns.screen(model[0], [batch], draws=args.draws).harm
+    harm = ns.screen(model[0], [batch], draws=args.draws[0]).harm
     keys = [k for k in groups_of(model[0]) if k[0] is not None]
     worst = sorted(keys, key=lambda k: -harm[k])[:5]
     asked: list[tuple[str, list[int | None], str]] = [(f"{o}, each layer alone", [], o) for o in OPERATORS]
@@ -164,7 +190,7 @@ def cost(args: argparse.Namespace, model: Model) -> Iterator[str]:
     yield "|---|---|---|---|"
     for layout in args.layouts:
         batch = batch_of(args, model, layout)
-        for draws in (1, 2, 3):
+        for draws in args.draws:
             ratios = []
             ns.screen(model[0], [batch], draws=draws)
             for number in range(args.rounds):
@@ -219,7 +245,7 @@ def peak(args: argparse.Namespace) -> None:
     calls: dict[str, Callable[[dict[str, Tensor]], object]] = {
         "forward": lambda b: forward(model[0], b),
         "backward": lambda b: backward(model[0], b),
-        "screen": lambda b: ns.screen(model[0], [b], draws=args.draws),
+        "screen": lambda b: ns.screen(model[0], [b], draws=args.draws[0]),
     }
     calls[args.peak](small)
     model[0].zero_grad()
@@ -246,11 +272,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layouts", type=words, default=["8x48", "1x384"])
     parser.add_argument("--long", type=words, default=["1x384", "1x1024", "1x2048"])
     parser.add_argument("--scales", type=lambda text: [float(s) for s in text.split(",")], default=[0.05])
-    parser.add_argument("--draws", type=int, default=2)
+    parser.add_argument("--draws", type=lambda text: [int(d) for d in text.split(",")], default=[1, 2, 3])
     parser.add_argument("--copies", type=int, default=2, help="rows are repeated so often, each with its own noise")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--every", type=int, default=5, help="of an operator's layers, every so many-th responds")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--keep", type=Path, help="a folder for what was injected, to go on from")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     return parser.parse_args()

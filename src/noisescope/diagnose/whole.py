@@ -89,13 +89,15 @@ class Diagnosis:
 class Question:
     """Any of the three levels as one diagnosis: plan(known) asks for trials, conclude(known) answers.
 
-    `windows` has a setting equal to this one; None leaves the level out, as does None for `channels`.
+    `windows` has a setting equal to this one; None leaves the level out, as does None for `channels`. `notes` are
+    what was found before any trial was asked for.
     """
 
     setting: Setting
     operators: bool = True
     windows: WindowQuestion | None = None
     channels: ChannelLevel | None = None
+    notes: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
         if self.windows is not None and self.windows.setting != self.setting:
@@ -116,6 +118,7 @@ class Question:
             *(window_findings(self.windows, by_window) if self.windows else ()),
             *(channel_findings(channels) if channels else ()),
             *(_correlation_findings(channels) if channels else ()),
+            *self.notes,
             *nonfinite_findings(answers),
             *unit_findings(self.setting),
         )

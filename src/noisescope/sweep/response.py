@@ -1,6 +1,6 @@
 """Measures the harm of injected noise at rising scales with the same draws: how a group of sites responds.
 
-It fits no law to it, `noisescope.measure.validity` does.
+What law the responses follow, and up to which scale, is for `noisescope.measure.validity` to judge.
 """
 
 from __future__ import annotations
@@ -15,14 +15,39 @@ from noisescope.core.errors import BadInputError
 from noisescope.core.records import Injection, noise
 from noisescope.measure.scoring import AT_POSITIONS
 from noisescope.measure.statistics import FloatArray
+from noisescope.measure.validity import Validity, judge_validity
 from noisescope.sweep.answers import answer_of, judged_of
 from noisescope.sweep.evaluating import evaluating, without_cache
 from noisescope.sweep.injecting import Injecting
 from noisescope.sweep.prefix import Prefix
 
 Batch = Mapping[str, Tensor]
+Group = tuple[int | None, str]
+SCALES, SEEDS = (0.01, 0.05, 0.1), (0, 1, 2)
 # Values of one block of rows of logits.
 _BLOCK = 1 << 22
+
+
+def validity(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    groups: Sequence[Group],
+    *,
+    scales: Sequence[float] = SCALES,
+    seeds: Sequence[int] = SEEDS,
+) -> tuple[Validity, ...]:
+    """Up to which scale the harm of groups (layer, operator) follows the law that screening predicts with.
+
+    Groups are named as in the harm of a profile. Each costs a run for every scale and seed, from its layer on.
+    """
+    responses = Responses(model, batches)
+    return tuple(judge_validity(name_of(one), scales, responses.of_group(one, scales, seeds)) for one in groups)
+
+
+def name_of(group: Group) -> str:
+    """`softmax in layer 3`, `linear outside the layers`."""
+    layer, operator = group
+    return f"{operator} outside the layers" if layer is None else f"{operator} in layer {layer}"
 
 
 class Responses:
@@ -35,6 +60,11 @@ class Responses:
         self.batches = [{name: value for name, value in batch.items() if name != "labels"} for batch in batches]
         self._clean = [self._run(batch) for batch in self.batches]
         self._prefix = Prefix(model, self._see, self.batches[0])
+
+    def of_group(self, group: Group, scales: Sequence[float], seeds: Sequence[int]) -> FloatArray:
+        """As `measure`, for relative Gaussian noise in one operator of one layer."""
+        layer, operator = group
+        return self.measure(Injection.of(noise(), layers=[layer], operators=[operator]), scales, seeds)
 
     def measure(self, injection: Injection, scales: Sequence[float], seeds: Sequence[int] = (0,)) -> FloatArray:
         """KL(clean || noisy) in nats per judged token: [scales, seeds times rows], the noise of a seed only scaled.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -78,6 +79,24 @@ def test_any_injection_survives_a_round_trip(kind: str, scale: float, seed: int,
 def test_what_is_no_record_is_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(BadInputError, match=message):
         decode(Corruption, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A record with a closed choice."""
+
+    verdict: Literal["fault", "undecided", 1]
+
+
+@pytest.mark.parametrize("verdict", ["fault", "undecided", 1])
+def test_a_closed_choice_is_read_back(verdict: Literal["fault", "undecided", 1]) -> None:
+    assert decode(Answer, encode(Answer(verdict))) == Answer(verdict)
+
+
+@pytest.mark.parametrize("text", ['{"verdict": "guilty"}', '{"verdict": true}', '{"verdict": null}'])
+def test_what_is_no_choice_is_refused_with_the_choices(text: str) -> None:
+    with pytest.raises(BadInputError, match="expected one of 'fault', 'undecided', 1"):
+        decode(Answer, text)
 
 
 def test_aliases_and_order_of_operators() -> None:

@@ -22,7 +22,7 @@ from noisescope.core.codec import SCHEMA, decode, encode, key_of
 from noisescope.core.errors import BadInputError, NoisescopeError
 from noisescope.core.records import Finding, Reading
 from noisescope.sweep.journal import RunFolderError
-from noisescope.sweep.store import About, Store
+from noisescope.sweep.store import About, Request, Store
 
 ABOUT = About(
     "model-a", "workload-b", (("batch", 4), ("dtype", "bf16")), "cpu", (("torch", "2.13.0"),), "diagnose tiny"
@@ -326,6 +326,19 @@ def test_findings_can_be_deleted_and_written_again(tmp_path: Path) -> None:
     path.write_text('{"schema": 1, "finding": 7}')
     with pytest.raises(RunFolderError, match=r"finding-operator\.json"):
         store.load_finding("operator", Finding)
+
+
+def test_a_finding_says_what_was_asked(tmp_path: Path) -> None:
+    store, finding = Store(tmp_path, ABOUT), Finding("layer 3 is fragile", "high")
+    assert store.request_of("operator") is None
+    store.save_finding("operator", finding)
+    assert store.request_of("operator") is None
+    request = Request("noisescope diagnose m", "m", "questions.jsonl", "nothing was planted")
+    path = store.save_finding("operator", finding, request)
+    assert store.request_of("operator") == request and store.load_finding("operator", Finding) == finding
+    path.write_text('{"schema": 1, "finding": 7, "request": 7}')
+    with pytest.raises(RunFolderError, match=r"finding-operator\.json"):
+        store.request_of("operator")
 
 
 def test_blobs_are_named_by_their_content_and_checked(tmp_path: Path) -> None:

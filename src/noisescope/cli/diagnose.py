@@ -9,7 +9,17 @@ from __future__ import annotations
 import argparse
 import sys
 
-from noisescope.cli.options import add_data, add_model, add_run, count, one_of, order_of, positive
+from noisescope.cli.options import (
+    add_data,
+    add_model,
+    add_run,
+    count,
+    one_of,
+    order_of,
+    positive,
+    request_of,
+    write_page,
+)
 
 SUMMARY = "find the fragile operators, layers and channels of a model"
 EXAMPLE = "noisescope diagnose demo --samples 50 --out runs/first"
@@ -37,6 +47,7 @@ def run(asked: argparse.Namespace) -> int:
     """The dashboard on stdout; everything else is in the run folder."""
     from noisescope.diagnose.dashboard import dashboard
     from noisescope.runs.diagnosing import Wanted, examine
+    from noisescope.runs.kept_keys import DIAGNOSIS
     from noisescope.runs.ordering import opened
 
     wanted = Wanted(
@@ -51,7 +62,8 @@ def run(asked: argparse.Namespace) -> int:
     )
     with opened(order_of(asked), "diagnosis", sys.stderr) as desk:
         diagnosis = examine(desk, wanted)
-        desk.store.save_finding("diagnosis", diagnosis)
+        desk.store.save_finding(DIAGNOSIS, diagnosis, request_of(asked))
     sys.stdout.write("\n".join(dashboard(diagnosis)) + "\n")
+    write_page(asked.out)
     sys.stderr.write(f"kept in {asked.out}\n")
     return 0

@@ -12,12 +12,25 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from noisescope.cli.options import DEMO, add_model, count, load_subject, one_of, positive, read_data, whole
+from noisescope.cli.options import (
+    DEMO,
+    add_model,
+    count,
+    load_subject,
+    one_of,
+    positive,
+    read_data,
+    request_of,
+    whole,
+    write_page,
+)
+from noisescope.core.errors import BadInputError
 from noisescope.core.records import fault
 from noisescope.core.vocabulary import FAULT_KINDS, OPERATORS
 
 if TYPE_CHECKING:
     from noisescope.diagnose.localization import Localization
+    from noisescope.sweep.store import Store
     from noisescope.sweep.subject import Subject
 
 SUMMARY = "find the faulty operators of the machine that a model runs on"
@@ -55,8 +68,10 @@ def run(asked: argparse.Namespace) -> int:
     batches = _batches(subject, asked)
     with _planted(subject, asked):
         found = locate(subject.model, batches, method=asked.method, seed=asked.seed, repeats=asked.repeats)
-    _keep(found, subject, asked)
     sys.stdout.write("\n".join(_lines(found, asked.ground_truth_layer)) + "\n")
+    if asked.out is not None:
+        _keep(found, subject, asked)
+        write_page(asked.out)
     return FAULT_FOUND if found.verdict == "fault" else 0
 
 
@@ -80,12 +95,32 @@ def _planted(subject: Subject, asked: argparse.Namespace) -> AbstractContextMana
 
 
 def _keep(found: Localization, subject: Subject, asked: argparse.Namespace) -> None:
-    if asked.out is None:
-        return
-    from noisescope.sweep.store import About, Store
+    from noisescope.runs.kept_keys import LOCALIZATION
 
-    with Store(asked.out, About(subject.fingerprint, asked.data, device=asked.device, asked="locate")) as store:
-        store.save_finding("localization", found)
+    with _folder(subject, asked) as store:
+        store.save_finding(LOCALIZATION, found, request_of(asked, _remark(asked)))
+
+
+def _folder(subject: Subject, asked: argparse.Namespace) -> Store:
+    """A folder of its own, or that of another command on the same model: then one report tells of both."""
+    from noisescope.sweep.store import ABOUT, About, Store
+
+    if not (asked.out / ABOUT).exists():
+        return Store(asked.out, About(subject.fingerprint, asked.data, device=asked.device, asked=asked.command_line))
+    store = Store(asked.out)
+    if store.about.model != subject.fingerprint:
+        raise BadInputError(f"{asked.out}: belongs to another model; name another folder.")
+    return store
+
+
+def _remark(asked: argparse.Namespace) -> str:
+    if asked.ground_truth_layer is None:
+        return ""
+    where = "every operator" if asked.fault_operator is None else asked.fault_operator
+    return (
+        f"Validation: a fault of kind {asked.fault_type} and magnitude {asked.fault_magnitude:g} was planted in "
+        f"{where} of layer {asked.ground_truth_layer}."
+    )
 
 
 def _lines(found: Localization, truth: int | None) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -16,7 +17,7 @@ from noisescope.core.errors import NoisescopeError
 from noisescope.core.version import VERSION
 
 PASS, LIMIT_BROKEN, FAILED, INTERRUPTED = 0, 1, 2, 3
-COMMANDS = ("diagnose", "robustness", "locate", "sites", "status")
+COMMANDS = ("diagnose", "robustness", "locate", "report", "sites", "status")
 _STATUSES = """exit status:
   0  pass
   1  a limit was broken, or a fault was found
@@ -39,7 +40,9 @@ class Command(Protocol):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
-    asked = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    asked = parser().parse_args(words)
+    asked.command_line = shlex.join(["noisescope", *words])
     try:
         status: int = asked.run(asked)
         sys.stdout.flush()

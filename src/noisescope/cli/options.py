@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import shlex
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -19,6 +18,7 @@ from noisescope.core.errors import BadInputError, unknown_name
 if TYPE_CHECKING:
     from noisescope.measure.workload import Workload
     from noisescope.runs.ordering import Order
+    from noisescope.sweep.store import Request
     from noisescope.sweep.subject import Subject
 
 DEVICES = ("cpu", "cuda", "npu", "mps", "xpu")
@@ -117,8 +117,23 @@ def order_of(asked: argparse.Namespace) -> Order:
         calibration=None if calibration is None else read_data(calibration, None),
         metric=asked.metric,
         workers=asked.workers,
-        asked=shlex.join(["noisescope", *sys.argv[1:]]),
+        asked=asked.command_line,
     )
+
+
+def request_of(asked: argparse.Namespace, remark: str = "") -> Request:
+    """What was asked, for the reader of a report."""
+    from noisescope.sweep.store import Request
+
+    return Request(asked.command_line, asked.model, asked.data, remark)
+
+
+def write_page(folder: Path) -> None:
+    """The report of a run folder as a page, and its path on stdout."""
+    from noisescope.runs.reporting import report
+
+    for path in report(folder, ("html",)):
+        sys.stdout.write(f"report: {path}\n")
 
 
 def count(text: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from noisescope.cli.options import add_data, add_model, add_run, levels, order_of
+from noisescope.cli.options import add_data, add_model, add_run, levels, order_of, request_of, write_page
 
 SUMMARY = "measure what a model keeps at several levels of noise"
 EXAMPLE = "noisescope robustness demo --noise-levels 0,0.05 -n 50 --no-threshold --out runs/robustness"
@@ -30,12 +30,14 @@ def run(asked: argparse.Namespace) -> int:
     """A table of the levels on stdout; readings and the finding are in the run folder."""
     from noisescope.diagnose.dashboard import robustness_lines
     from noisescope.runs.diagnosing import Wanted, withstand
+    from noisescope.runs.kept_keys import ROBUSTNESS
     from noisescope.runs.ordering import opened
 
     wanted = Wanted(seeds=asked.seeds, seed=asked.seed)
     with opened(order_of(asked), "robustness", sys.stderr) as desk:
         found = withstand(desk, wanted, asked.noise_levels, seeks_threshold=not asked.no_threshold)
-        desk.store.save_finding("robustness", found)
+        desk.store.save_finding(ROBUSTNESS, found, request_of(asked))
     sys.stdout.write("\n".join(robustness_lines(found)) + "\n")
+    write_page(asked.out)
     sys.stderr.write(f"kept in {asked.out}\n")
     return 0

@@ -70,6 +70,8 @@ def from_plain(kind: Any, plain: Any) -> Any:
         return None if plain is None else from_plain(next(a for a in args if a is not type(None)), plain)
     if origin is tuple:
         return _tuple(args, plain)
+    if origin is typing.Literal:
+        return _choice(args, plain)
     if kind is Any:
         return _free(plain)
     return _float(plain) if kind is float else _scalar(kind, plain)
@@ -90,6 +92,13 @@ def _tuple(args: tuple[Any, ...], plain: Any) -> tuple[Any, ...]:
     if len(inner) != len(plain):
         raise BadInputError(f"{plain!r}: expected a list of {len(inner)}.")
     return tuple(from_plain(a, p) for a, p in zip(inner, plain, strict=True))
+
+
+def _choice(args: tuple[Any, ...], plain: Any) -> Any:
+    # By type as well, because True is equal to 1.
+    if not any(type(plain) is type(choice) and plain == choice for choice in args):
+        raise BadInputError(f"{plain!r}: expected one of {', '.join(map(repr, args))}.")
+    return plain
 
 
 def _float(plain: Any) -> float:

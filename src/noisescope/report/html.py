@@ -299,4 +299,9 @@ def _kind(cell: Written) -> str | None:
 
 def _reproduce(block: Reproduce) -> Element:
     commands = element("pre", element("code", "\n".join(block.commands)), tabindex="0")
-    return element("div", commands, _facts(block.facts) if block.facts else None, class_="block reproduce")
+    return element(
+        "div",
+        commands if block.commands else None,
+        _facts(block.facts) if block.facts else None,
+        class_="block reproduce",
+    )

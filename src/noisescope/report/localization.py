@@ -49,7 +49,7 @@ def localization_view(found: Localization, origin: Origin) -> View:
     return View(
         title=f"Fault localisation on {origin.model}",
         subject=", ".join(part for part in (origin.device, origin.workload) if part),
-        verdict=_verdict(found),
+        verdict=f"{origin.remark} {_verdict(found)}".strip(),
         severity=severity_of(found.verdict),
         sections=sections,
         actions=_actions(found),
@@ -203,7 +203,7 @@ def _checked(found: Localization) -> Section:
     blocks.append(Facts("Coverage", (Fact("sites checked", Figure(float(found.checked)), "count"),)))
     if found.unchecked:
         blocks.append(NotMeasured(tuple(_gap(text) for text in found.unchecked)))
-    return Section("gaps", "What was checked and what was not", tuple(blocks))
+    return Section("checked", "What was checked and what was not", tuple(blocks))
 
 
 def _gap(text: str) -> Gap:

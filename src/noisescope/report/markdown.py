@@ -115,5 +115,5 @@ def _reproduce(block: Reproduce) -> str:
     longest = max((len(run) for text in block.commands for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     commands = "\n".join(block.commands)
-    facts = f"\n\n{_facts(block.facts)}" if block.facts else ""
-    return f"{fence}text\n{commands}\n{fence}{facts}"
+    shown = f"{fence}text\n{commands}\n{fence}" if commands else ""
+    return "\n\n".join(part for part in (shown, _facts(block.facts)) if part)

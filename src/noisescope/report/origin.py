@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from noisescope.report.view import Fact, Reproduce, Section
 
 Named = tuple[tuple[str, str], ...]
+AGAIN = "again"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a person needs to get the same figures again. `fingerprints` are hashes of the model and the workloads."""
+    """What a person needs to get the same figures again. `fingerprints` are hashes of the model and the workloads.
+
+    `remark` is what a reader has to know before anything else, such as that a fault was planted.
+    """
 
     model: str
     workload: str = ""
     device: str = ""
     command: str = ""
+    remark: str = ""
     versions: Named = ()
     settings: Named = ()
     fingerprints: Named = ()
@@ -39,4 +44,4 @@ def reproduce_section(origin: Origin, more: Named = ()) -> Section:
         "Equal versions, settings and hashes on one device give equal figures: noise depends on seed, layer, operator "
         "and call alone."
     )
-    return Section("again", "How to get these figures again", (Reproduce(commands, tuple(facts)),), intro)
+    return Section(AGAIN, "How to get these figures again", (Reproduce(commands, tuple(facts)),), intro)

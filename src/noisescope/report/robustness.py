@@ -10,6 +10,7 @@ from noisescope.measure.indices import BRITTLENESS
 from noisescope.report.judged import figure_of, score_unit, severity_of
 from noisescope.report.origin import Origin, reproduce_section
 from noisescope.report.view import (
+    Action,
     Block,
     Column,
     Curve,
@@ -26,7 +27,7 @@ from noisescope.report.view import (
     Table,
     View,
 )
-from noisescope.report.wording import label, number
+from noisescope.report.wording import label, many, number
 
 
 def robustness_view(robustness: Robustness, origin: Origin) -> View:
@@ -38,6 +39,8 @@ def robustness_view(robustness: Robustness, origin: Origin) -> View:
         verdict=verdict,
         severity=severity,
         sections=(robustness_section(robustness), reproduce_section(origin)),
+        actions=_actions(robustness),
+        facts=_head(robustness),
         made_by=origin.made_by,
     )
 
@@ -51,6 +54,30 @@ def _verdict(robustness: Robustness) -> tuple[Severity, str]:
     word = "no bands" if threshold is None else f"{threshold.brittleness} brittleness"
     level = severity_of("" if threshold is None else threshold.brittleness).level
     return Severity(word, level), " ".join(statements[:2]) or "Nothing was found."
+
+
+def _actions(robustness: Robustness) -> tuple[Action, ...]:
+    """What to do about a model that breaks early."""
+    threshold = robustness.threshold
+    if threshold is None or threshold.scale is None or severity_of(threshold.brittleness).level == "low":
+        return ()
+    action = Action(
+        "whole model",
+        "Find the operators and layers that break first (noisescope diagnose), and keep those in higher precision",
+        f"Noise of {number(threshold.scale, 'percent')} everywhere costs 10 % of the clean score.",
+        severity_of(threshold.brittleness),
+        tuple(finding.statement for finding in robustness.findings[:2]),
+    )
+    return (action,)
+
+
+def _head(robustness: Robustness) -> tuple[Fact, ...]:
+    setting = robustness.setting
+    return (
+        Fact("metric", score_unit(setting.metric).name),
+        Fact("samples", f"{setting.samples:,}, {many(len(setting.seeds), 'seed')}"),
+        Fact("scale that costs 10 %", _threshold(robustness)),
+    )
 
 
 def robustness_section(robustness: Robustness) -> Section:

@@ -30,13 +30,14 @@ from noisescope.measure.given import given
 from noisescope.measure.outliers import OutlierRules
 from noisescope.model.layout import layout_of
 from noisescope.model.load import fingerprint
-from noisescope.runs.observing import SCREEN_COST, TOKENS, channels_of, inputs_of, profile_of, tokens_of
+from noisescope.runs.kept_keys import DIAGNOSIS, TOKENS
+from noisescope.runs.observing import SCREEN_COST, channels_of, inputs_of, profile_of, tokens_of
 from noisescope.sweep.bench import ModelBench
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.executors.serial import Serial
 from noisescope.sweep.injecting import sites
 from noisescope.sweep.progress import Progress
-from noisescope.sweep.store import About, Store
+from noisescope.sweep.store import About, Request, Store
 from noisescope.sweep.study import Executor, run_study
 
 MODES = ("full", "operator", "layer", "channel")
@@ -101,7 +102,8 @@ def diagnose(
 
     Every row of a batch is a sample, judged by its agreement with the clean run unless another metric is named.
     `wanted` are the fields of `Wanted`: mode, kind, scale, window_size, step_size, outlier_threshold, seeds, seed,
-    exhaustive, budget, confidence. With `out` readings are kept in a run folder, and the same call goes on from there.
+    exhaustive, budget, confidence. With `out` readings are kept in a run folder, the same call goes on from there, and
+    `noisescope report` makes a page of it.
     """
     asked = wanted_of(wanted)
     with evaluating(model):
@@ -113,7 +115,9 @@ def diagnose(
         mark = "" if out is None else fingerprint(model)
         with Store(folder, about(patient, mark, threads, "noisescope.diagnose")) as store:
             executor = Serial(lambda: ModelBench(model, samples), threads=threads)
-            return examine(Desk(patient, store, executor), asked)
+            found = examine(Desk(patient, store, executor), asked)
+            store.save_finding(DIAGNOSIS, found, Request(model=type(model).__name__))
+            return found
 
 
 def wanted_of(options: Mapping[str, Any]) -> Wanted:

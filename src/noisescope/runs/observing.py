@@ -13,20 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisescope.core.codec import key_of
 from noisescope.measure import summaries
 from noisescope.measure.batches import Samples
 from noisescope.measure.calling import device_of
 from noisescope.measure.observer import DEFAULT_PATTERNS, SIDES, ChannelObserver, choose_modules
 from noisescope.measure.outliers import ChannelSummary
 from noisescope.measure.profile import Profile
+from noisescope.runs.kept_keys import TOKENS, channels_key, profile_key
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.screening import screen
 from noisescope.sweep.store import Store
 
 Inputs = Mapping[str, Tensor]
-# What a screening looks at; more changes its ranking by less than the noise of the injections that confirm it.
-TOKENS = 1024
 # A forward with its backward, in forwards.
 SCREEN_COST = 4.0
 DELIMITERS = (".", ",", ";", ":", "!", "?", "\n")
@@ -50,7 +48,7 @@ def tokens_of(inputs: Inputs) -> int:
 
 def profile_of(model: nn.Module, samples: Samples, scale: float, store: Store) -> Profile:
     """Predicted harm of noise at every site, on the first tokens of the samples."""
-    key = key_of(("profile", samples.key, scale, TOKENS))
+    key = profile_key(samples.key, scale)
     arrays = store.kept("profile", key)
     if arrays is None:
         profile = screen(model, inputs_of(samples, device_of(model), TOKENS), scale=scale)
@@ -68,7 +66,7 @@ class Channels:
 
 def channels_of(model: nn.Module, layers: Sequence[str], samples: Samples, store: Store) -> Channels:
     """Channel statistics over all samples, at linear modules and along the layers; memory does not grow with them."""
-    key = key_of(("channels", samples.key, tuple(layers), TOKENS))
+    key = channels_key(samples.key, layers)
     arrays = store.kept("channels", key)
     if arrays is None:
         found = _watch(model, layers, samples)

@@ -59,6 +59,19 @@ class About:
 
 
 @dataclass(frozen=True)
+class Request:
+    """What people asked for, in words of their own: the command, and what they call the model and the workload.
+
+    `remark` is what a reader of the answer has to know first, such as that a fault was planted.
+    """
+
+    command: str = ""
+    model: str = ""
+    workload: str = ""
+    remark: str = ""
+
+
+@dataclass(frozen=True)
 class _Line:
     check: str
     key: str
@@ -168,20 +181,31 @@ class Store:
                 f"{path}: not what noisescope keeps there ({problem}). Delete it and repeat the run."
             ) from problem
 
-    def save_finding(self, name: str, found: object) -> Path:
+    def save_finding(self, name: str, found: object, request: Request | None = None) -> Path:
         """Write what was concluded, in place of what was concluded before. It can be deleted at any time."""
         path = self._finding_path(name)
-        text = json.dumps({"schema": SCHEMA, "finding": to_plain(found)}, indent=1, sort_keys=True, allow_nan=False)
+        plain = {"schema": SCHEMA, "finding": to_plain(found)}
+        if request is not None:
+            plain["request"] = to_plain(request)
+        text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False)
         self._put(path, f"{text}\n".encode())
         return path
 
     def load_finding(self, name: str, kind: type[R]) -> R | None:
         """What was concluded under this name; None if nothing was."""
+        return self._part_of_finding(name, "finding", kind)
+
+    def request_of(self, name: str) -> Request | None:
+        """What was asked when this was concluded; None if nothing was, or nobody noted it."""
+        return self._part_of_finding(name, "request", Request)
+
+    def _part_of_finding(self, name: str, part: str, kind: type[R]) -> R | None:
         path = self._finding_path(name)
         try:
             plain = parse(path.read_text(encoding="utf-8"))
             _check_schema(self.folder, plain.get("schema") if isinstance(plain, dict) else None)
-            return cast(R, from_plain(kind, plain.get("finding")))
+            # A finding has to be there; a request need not.
+            return None if part == "request" and part not in plain else cast(R, from_plain(kind, plain.get(part)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as problem:

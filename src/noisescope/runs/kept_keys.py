@@ -1,0 +1,24 @@
+"""Under which names and keys a run folder keeps what was concluded of a model, and what was seen of it before.
+
+It looks at nothing itself and needs no torch, so that a report finds what is kept without the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from noisescope.core.codec import key_of
+
+DIAGNOSIS, ROBUSTNESS, LOCALIZATION = "diagnosis", "robustness", "localization"
+# What a screening looks at; more changes its ranking by less than the noise of the injections that confirm it.
+TOKENS = 1024
+
+
+def profile_key(workload: str, scale: float) -> str:
+    """Of the predicted harm at every site, by the content hash of the workload."""
+    return key_of(("profile", workload, scale, TOKENS))
+
+
+def channels_key(workload: str, layers: Sequence[str]) -> str:
+    """Of the channel statistics, by the content hash of the calibration workload."""
+    return key_of(("channels", workload, tuple(layers), TOKENS))

@@ -1,0 +1,88 @@
+"""A run folder as a report: reads every finding that is there, makes one view of them and writes it in some formats.
+
+It needs neither the model nor torch, judges nothing, and changes nothing in the folder but the files of the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from noisescope.core.records import Params
+from noisescope.diagnose.localization import Localization
+from noisescope.diagnose.robustness import Robustness
+from noisescope.diagnose.whole import Diagnosis
+from noisescope.measure.profile import Profile
+from noisescope.report.diagnosis import diagnosis_view
+from noisescope.report.joined import joined_view
+from noisescope.report.localization import localization_view
+from noisescope.report.origin import Named, Origin
+from noisescope.report.robustness import robustness_view
+from noisescope.report.view import View
+from noisescope.report.writing import DEFAULT, write_report
+from noisescope.runs.kept_keys import DIAGNOSIS, LOCALIZATION, ROBUSTNESS, profile_key
+from noisescope.sweep.journal import RunFolderError
+from noisescope.sweep.store import Request, Store
+
+_SHORT = 8
+
+
+def report(folder: str | Path, formats: Iterable[str] = DEFAULT) -> list[Path]:
+    """Write the report of a run folder into it; returns the files."""
+    return write_report(view_of(Store(folder)), folder, formats)
+
+
+def view_of(store: Store) -> View:
+    """All that was concluded in a run folder."""
+    views = list(_views(store))
+    if not views:
+        raise RunFolderError(
+            f"{store.folder}: holds {len(store.readings())} readings and no finding of {DIAGNOSIS}, {ROBUSTNESS} or "
+            f"{LOCALIZATION}, so there is nothing to report; repeat the command that made it: "
+            f"{store.about.asked or 'not noted'}"
+        )
+    asked = [store.request_of(name) for name in (DIAGNOSIS, ROBUSTNESS, LOCALIZATION)]
+    request = next((one for one in asked if one is not None), Request())
+    return joined_view(views, f"Report on {_model_name(store, request)}")
+
+
+def _views(store: Store) -> Iterator[View]:
+    diagnosis = store.load_finding(DIAGNOSIS, Diagnosis)
+    if diagnosis is not None:
+        yield diagnosis_view(diagnosis, origin_of(store, DIAGNOSIS), _profile(store, diagnosis.setting.scale))
+    robustness = store.load_finding(ROBUSTNESS, Robustness)
+    if robustness is not None:
+        yield robustness_view(robustness, origin_of(store, ROBUSTNESS))
+    localization = store.load_finding(LOCALIZATION, Localization)
+    if localization is not None:
+        yield localization_view(localization, origin_of(store, LOCALIZATION))
+
+
+def _profile(store: Store, scale: float) -> Profile | None:
+    """What screening predicted; None where there was none."""
+    arrays = store.kept("profile", profile_key(store.about.workload, scale))
+    return None if arrays is None else Profile.from_arrays(arrays)
+
+
+def origin_of(store: Store, name: str) -> Origin:
+    """Where a finding comes from, as far as the folder says."""
+    about, request = store.about, store.request_of(name) or Request()
+    hashes = (("model", about.model), ("workload", about.workload))
+    return Origin(
+        model=_model_name(store, request),
+        workload=request.workload,
+        device=about.device,
+        command=request.command or about.asked,
+        remark=request.remark,
+        versions=about.versions,
+        settings=_named(about.settings),
+        fingerprints=tuple((what, mark) for what, mark in hashes if mark),
+    )
+
+
+def _model_name(store: Store, request: Request) -> str:
+    return request.model or f"model {store.about.model[:_SHORT]}".strip()
+
+
+def _named(settings: Params) -> Named:
+    return tuple((name, str(value)) for name, value in settings)

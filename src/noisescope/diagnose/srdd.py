@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from noisescope.core.records import Site
 from noisescope.diagnose.localization import Evidence, Localization, Suspect, Verdict, Witnessed
+from noisescope.measure.judged import Judged, is_confined
 
 # Up to 1 is what rounding allows. Above this it is no rounding of any order; between the two, it may be.
 CERTAIN = 1.5
@@ -86,13 +87,23 @@ def _suspect(site: Site, group: Sequence[Witnessed]) -> Suspect:
 
 
 def _channels(failed: Sequence[Witnessed]) -> tuple[int, ...]:
-    """The channels to which every failure is confined; empty if one of them is spread."""
-    told = [one.judged for one in failed if one.judged.hits >= 3]
-    if not told or any(not judged.faulty_channels for judged in told):
-        return ()
-    widths = {judged.width for judged in told}
-    found = dict.fromkeys(channel for judged in told for channel in judged.faulty_channels)
-    return tuple(found) if len(widths) == 1 else ()
+    """The channels to which all failures are confined, taken together; empty where they are spread.
+
+    An operator that is called with several widths, such as the two products of an attention, has to fail in the same
+    channels of all.
+    """
+    told = [one.judged for one in failed if one.judged.width]
+    found = [_confined([judged for judged in told if judged.width == width]) for width in {j.width for j in told}]
+    widest = max(found, key=len, default=())
+    return widest if all(channels and set(channels) <= set(widest) for channels in found) else ()
+
+
+def _confined(told: Sequence[Judged]) -> tuple[int, ...]:
+    """The channels of one width."""
+    found = tuple(dict.fromkeys(channel for judged in told for channel in judged.channels))
+    is_told = all(judged.channels for judged in told)
+    hits = sum(judged.hits for judged in told)
+    return found if is_told and is_confined(len(found), hits, told[0].width) else ()
 
 
 def _evidence(check: str, failed: Sequence[Witnessed]) -> Evidence:

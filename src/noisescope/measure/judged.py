@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 class Judged:
     """One check. `worst` is the largest error in units of what rounding allows: up to 1 is healthy.
 
-    `judged` values were compared and `hits` of them lay above; `scattered` is how many channels that many hits would
-    touch if they fell anywhere, `channels` are those that they touched, the most often hit first.
+    `judged` values were compared and `hits` of them lay above; `channels` of `width` are those that they touched, the
+    most often hit first, and none if those are too many to be listed.
     """
 
     check: str
@@ -23,20 +23,12 @@ class Judged:
     hits: int = 0
     width: int = 0
     channels: tuple[int, ...] = ()
-    scattered: float = 0.0
     note: str = ""
 
     @property
     def holds(self) -> bool:
         """Whether every judged value lies within what rounding allows."""
         return self.worst <= 1.0
-
-    @property
-    def faulty_channels(self) -> tuple[int, ...]:
-        """The channels to which the errors are confined; empty where they are spread like the values themselves."""
-        if self.hits < 3 or not self.channels or len(self.channels) > 0.5 * self.scattered:
-            return ()
-        return self.channels
 
     def at(self, check: str, note: str = "") -> Judged:
         """The same figures under another name."""
@@ -46,6 +38,11 @@ class Judged:
 def scattered_over(width: int, hits: int) -> float:
     """How many of `width` channels are expected to be touched by hits that fall anywhere."""
     return width * -math.expm1(hits * math.log1p(-1.0 / width)) if width > 1 else float(min(width, hits))
+
+
+def is_confined(channels: int, hits: int, width: int) -> bool:
+    """Whether errors keep to fewer channels than they would touch if they fell anywhere. A single one does."""
+    return 0 < channels <= round(0.5 * scattered_over(width, hits)) or (channels == hits == 1 and width > 1)
 
 
 def together(check: str, parts: list[Judged]) -> Judged:
@@ -60,6 +57,5 @@ def together(check: str, parts: list[Judged]) -> Judged:
         sum(part.hits for part in parts),
         telling.width,
         telling.channels,
-        telling.scattered,
         next((part.note for part in parts if part.note), ""),
     )

@@ -25,6 +25,8 @@ from noisescope.measure.rounding import (
     half_spacing,
     host,
     joined,
+    lean_of,
+    leans,
     rounded,
     sum_unit,
     tallied,
@@ -129,33 +131,37 @@ def _checked(given: Product, rows: Tensor, mix: Tensor | None) -> Judged:
         mix = _without_infinite(mix, left, given.out)
         some = torch.cat([few, _blocks(mix, left)], 1)
         squares = torch.cat([squares, _blocks(mix.abs(), left.square())], 1)
-    exact_parts, mixed_parts = [], []
+    exact_parts, mixed_parts, lean = [], [], 0.0
     for columns, right in given.slabs():
         exact, spread = some @ right, squares @ right.square()
         out = given.out[..., columns]
-        exact_parts.append(_exact(given, (rows, columns), exact[:, :count], spread[:, :count]))
+        anew = _anew(given, (rows, columns), exact[:, :count], spread[:, :count])
+        exact_parts.append(excess_of(anew[0], anew[1], anew[2] + anew[3]))
+        lean = max(lean, lean_of(*anew))
         if mix is not None:
             bias = given.bias_of(columns)
             mixed_parts.append(_mixed(host(out), bias, mix, (exact[:, count:], spread[:, count:]), out.dtype, left))
-    parts = [joined("product", exact_parts)]
+    parts = [leans(joined("product", exact_parts), lean)]
     if mixed_parts:
         whole = torch.cat(mixed_parts, -1)
         parts.append(tallied("product", whole, whole.numel()))
     return together("product", parts)
 
 
-def _exact(given: Product, where: tuple[Tensor, slice], exact: Tensor, squares: Tensor) -> tuple[Tensor, int]:
+def _anew(
+    given: Product, where: tuple[Tensor, slice], exact: Tensor, squares: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
+    """Rows of the output, their exact values, the error of their sums and that of a rounding before the bias."""
     rows, columns = where
     seen = given.out[:, rows.to(given.out.device)][..., columns]
     size = (given.left.shape[-1] * (squares + exact.square())).sqrt()
     # Partial sums beyond the range may end as infinity of either sign, or as no number.
     allowed = torch.where(size < _RANGE, _SIGMAS * sum_unit(seen.dtype) * size, torch.inf)
     bias = given.bias_of(columns, rows)
-    if bias is not None:
-        # The sum may have been rounded before the bias came to it.
-        allowed = allowed + half_spacing(exact, seen.dtype) + sum_unit(seen.dtype) * bias.abs()
-        exact = exact + bias
-    return excess_of(seen, exact, allowed)
+    if bias is None:
+        return seen, exact, allowed, 0.0
+    # The sum may have been rounded before the bias came to it.
+    return seen, exact + bias, allowed + sum_unit(seen.dtype) * bias.abs(), half_spacing(exact, seen.dtype)
 
 
 def _mixed(

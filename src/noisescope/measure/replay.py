@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from noisescope.measure.rounding import host, rounded, sum_unit
+from noisescope.measure.leaning import leaning
+from noisescope.measure.rounding import half_spacing, host, is_short, rounded, sum_unit
 
 # What the last bit of every input does, times this, covers the roundings inside of one operator.
 _DITHERS = 16.0
@@ -258,9 +259,23 @@ class Replayed:
 
         Twice, for a value may be rounded the other way in the run than on the host.
         """
-        rough, answer = (self.rough - self.exact).abs_(), (self.dithered - self.exact).abs_()
-        answer = answer.maximum(_LAST_BIT * self.exact.abs()).amax(-1, keepdim=True)
-        return rough.mul_(2).add_((_DITHERS + self.seen.shape[-1] ** 0.5) * answer)
+        return (self.rough - self.exact).abs_().mul_(2).add_(self.answer)
+
+    @property
+    def answer(self) -> Tensor:
+        """The part of it for the last bit of the sums, which is the same along a row."""
+        moved = (self.dithered - self.exact).abs_().maximum(_LAST_BIT * self.exact.abs()).amax(-1, keepdim=True)
+        return moved.mul_(_DITHERS + self.seen.shape[-1] ** 0.5)
+
+    @property
+    def lean(self) -> float:
+        """How far all values together lean one way, in units of what chance allows."""
+        if not is_short(self.seen.dtype):
+            return 0.0
+        measures = [self.exact, rounded(self.exact, self.seen.dtype), self.rough]
+        step = half_spacing(self.exact.abs(), self.seen.dtype).mul_(2).add_((self.rough - self.exact).abs_())
+        room = float(self.answer.sum()) * self.seen.shape[-1]
+        return leaning(host(self.seen), measures, room, step, by_rows=True)
 
 
 def replay(call: Call, operator_of: OperatorOf) -> tuple[int, list[Replayed]]:
@@ -330,7 +345,7 @@ class _Dither:
         if not x.is_floating_point():
             return x
         dtype = nominal(x)
-        signs = torch.randint(0, 2, x.shape, generator=self.signs) * 2 - 1
+        signs = torch.randint(0, 2, x.shape, dtype=torch.int8, generator=self.signs) * 2 - 1
         return _with_dtype(x * (1 + _LAST_BIT * signs), dtype)
 
 

@@ -20,7 +20,7 @@ from noisescope.measure.judged import Judged, together
 from noisescope.measure.oracles import check_activation, check_attention, check_lookup, check_softmax, sampled
 from noisescope.measure.products import check_product, product_from
 from noisescope.measure.replay import Call, aside, on_host, replay, tensors_of
-from noisescope.measure.rounding import host, judge, sum_unit
+from noisescope.measure.rounding import host, judge, leans, sum_unit
 
 Kind = Literal["linear", "lookup", "leaf", "container"]
 Function = Callable[..., Any]
@@ -103,6 +103,7 @@ def check_code(check: str, call: Call) -> Judged:
     parts = []
     for row in rows:
         judged = judge(check, row.seen, row.exact, row.allowed, roundings=2.0)
+        judged = leans(judged, row.lean)
         note = f"at the input of {row.name}" if row.name else "at its own output"
         parts.append(judged if judged.holds or check != "glue" else judged.at(check, note))
     return together(check, [same, *parts])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from noisescope.cli.completion import SHELLS
 from noisescope.cli.main import COMMANDS, main, parser
 from noisescope.core.errors import NoisescopeError
 from noisescope.sweep.store import About, Store
@@ -110,3 +111,26 @@ def test_sites_lists_every_site(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].split() == ["-", "linear", "lm_head"]
     assert said.err == ("30 layers, 392 sites: 61 rms_norm, 211 linear, 30 matmul, 30 softmax, 30 attention, 30 silu\n")
     assert len(lines) == 392
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_completion_script_knows_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in (*COMMANDS, "--noise-scale"))
+    if shell == "bash":
+        typed = "COMP_WORDS=(noisescope diagnose --win) COMP_CWORD=2; _shtab_noisescope"
+        asked = f'{script}\n{typed}; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["--window-size"]
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_every_example_works_when_pasted(tmp_path: Path) -> None:
+    for command in COMMANDS:
+        example = import_module(f"noisescope.cli.{command}").EXAMPLE
+        words = [SCRIPT, *shlex.split(example)[1:]]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == (1 if "--ground-truth-layer" in example else 0), (example, done.stderr)
+        assert done.stdout

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noisescope.cli.config import add_config
 from noisescope.cli.options import (
     DEMO,
     add_model,
@@ -58,6 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--fault-magnitude", type=positive, default=0.3, metavar="M")
     group.add_argument("--fault-operator", type=one_of("operator", OPERATORS), metavar="OP", help="all, if left out")
     parser.add_argument("--out", type=Path, metavar="RUN", help="folder to keep the answer in")
+    add_config(parser)
 
 
 def run(asked: argparse.Namespace) -> int:

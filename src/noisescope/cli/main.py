@@ -9,15 +9,16 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
+from noisescope.cli.config import fill, named_in
 from noisescope.core.errors import NoisescopeError
 from noisescope.core.version import VERSION
 
 PASS, LIMIT_BROKEN, FAILED, INTERRUPTED = 0, 1, 2, 3
-COMMANDS = ("diagnose", "robustness", "locate", "report", "sites", "status")
+COMMANDS = ("demo", "diagnose", "robustness", "locate", "report", "sites", "status", "completion")
 _STATUSES = """exit status:
   0  pass
   1  a limit was broken, or a fault was found
@@ -41,9 +42,8 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
     words = sys.argv[1:] if arguments is None else arguments
-    asked = parser().parse_args(words)
-    asked.command_line = shlex.join(["noisescope", *words])
     try:
+        asked = read_words(words)
         status: int = asked.run(asked)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -62,12 +62,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+def read_words(words: Sequence[str]) -> argparse.Namespace:
+    """What a command line asks for, the file that it names read as well."""
+    whole, commands = _parsers()
+    path = named_in(words)
+    if path is not None and words[0] in commands:
+        fill(commands[words[0]], path)
+    asked = whole.parse_args(words)
+    asked.command_line = shlex.join(["noisescope", *words])
+    return asked
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line with its help."""
+    return _parsers()[0]
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The whole command line, and that of each command by name."""
     whole = argparse.ArgumentParser(
         prog="noisescope",
+        allow_abbrev=False,
         description="Finds the fragile operators, layers and channels of a language model by injecting noise.",
-        epilog=f"{_STATUSES}\n\nexample:\n  noisescope sites demo",
+        epilog=f"{_STATUSES}\n\nexample:\n  noisescope demo",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="version", version=f"noisescope {VERSION}")
@@ -77,13 +94,14 @@ def parser() -> argparse.ArgumentParser:
         one = commands.add_parser(
             name,
             help=command.SUMMARY,
+            allow_abbrev=False,
             description=command.__doc__,
             epilog=f"example:\n  {command.EXAMPLE}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.arguments(one)
         one.set_defaults(run=command.run)
-    return whole
+    return whole, commands.choices
 
 
 def _say(message: str, status: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from noisescope.cli.config import add_config
 from noisescope.core.errors import BadInputError, unknown_name
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--workers", type=count, default=1, metavar="N", help="processes, one model copy each (default: 1)"
     )
+    add_config(parser)
 
 
 def order_of(asked: argparse.Namespace) -> Order:

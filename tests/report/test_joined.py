@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from noisescope.diagnose.localization import Localization
 from noisescope.report.diagnosis import diagnosis_view
 from noisescope.report.document import from_json, to_json
 from noisescope.report.joined import joined_view
@@ -14,39 +15,42 @@ OTHER = dataclasses.replace(found.ORIGIN, command="noisescope locate made-up-30 
 
 
 def parts():
-    return (
-        diagnosis_view(found.diagnosis(), found.ORIGIN, found.profile()),
-        robustness_view(found.robustness(), found.ORIGIN),
-        localization_view(found.localization(), OTHER),
-    )
+    return {
+        "Localisation": localization_view(found.localization(), OTHER),
+        "Diagnosis": diagnosis_view(found.diagnosis(), found.ORIGIN, found.profile()),
+        "Robustness": robustness_view(found.robustness(), found.ORIGIN),
+    }
 
 
 def test_a_single_view_stays_as_it_is():
-    (view, *_) = parts()
-    assert joined_view([view], "anything") is view
+    view = parts()["Robustness"]
+    assert joined_view({"Robustness": view}, "anything") is view
 
 
 def test_the_worst_verdict_is_first_and_all_are_told():
     views = parts()
     joined = joined_view(views, "Report on made-up-30")
     assert joined.title == "Report on made-up-30"
-    assert joined.subject == views[0].subject and joined.risk == views[0].risk
-    assert all(view.verdict.rstrip(".") in joined.verdict for view in views)
-    healthy = diagnosis_view(found.healthy(), found.ORIGIN)
-    turned = joined_view([healthy, views[2]], "x")
-    assert turned.severity.word == "fault" and turned.verdict.startswith("Planted. linear at")
+    assert joined.subject == "cpu, 1000 questions, 30 layers" and joined.risk == views["Diagnosis"].risk
+    assert all(f"{name}: {view.verdict.rstrip('.')}" in joined.verdict for name, view in views.items())
+    assert joined.severity.word == "fault" and joined.verdict.startswith("Localisation: Planted. linear at")
+    none_found = localization_view(Localization("no fault found", checked=9), OTHER)
+    turned = joined_view({**views, "Localisation": none_found}, "x")
+    assert turned.severity.word == "critical" and turned.verdict.startswith("Diagnosis: ")
 
 
 def test_what_is_undecided_comes_before_what_is_healthy():
     healthy = diagnosis_view(found.healthy(), found.ORIGIN)
-    undecided = dataclasses.replace(parts()[2], severity=Severity("undecided", "undecided"))
-    assert joined_view([healthy, undecided], "x").severity.word == "undecided"
+    undecided = dataclasses.replace(parts()["Robustness"], severity=Severity("undecided", "undecided"))
+    assert joined_view({"Diagnosis": healthy, "Robustness": undecided}, "x").severity.word == "undecided"
 
 
 def test_everything_to_do_is_there_by_urgency():
     views = parts()
     joined = joined_view(views, "x")
-    assert sorted(map(repr, joined.actions)) == sorted(repr(action) for view in views for action in view.actions)
+    assert sorted(map(repr, joined.actions)) == sorted(
+        repr(action) for view in views.values() for action in view.actions
+    )
     levels = [action.severity.level for action in joined.actions]
     order = ("critical", "high", "moderate", "undecided", "low", "none")
     assert levels == sorted(levels, key=order.index) and len(set(levels)) > 1
@@ -56,10 +60,12 @@ def test_every_section_is_there_once_and_what_is_to_be_repeated_is_last():
     views = parts()
     joined = joined_view(views, "x")
     keys = [section.key for section in joined.sections]
-    assert set(keys) == {section.key for view in views for section in view.sections} and len(set(keys)) == len(keys)
+    assert set(keys) == {section.key for view in views.values() for section in view.sections} and len(set(keys)) == len(
+        keys
+    )
     assert keys[-5:] == ["checked", "findings-list", "trust", "gaps", "again"]
     (again,) = (block for block in joined.sections[-1].blocks if isinstance(block, Reproduce))
-    assert again.commands == (found.ORIGIN.command, OTHER.command)
+    assert again.commands == (OTHER.command, found.ORIGIN.command)
     named = [(fact.name, fact.value) for fact in again.facts]
     assert len(set(named)) == len(named) and ("method", "srdd") in named and ("model", "5f1c09e2") in named
     assert from_json(to_json(joined)) == joined

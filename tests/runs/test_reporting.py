@@ -32,6 +32,7 @@ RECORDS: dict[str, Any] = {
     "localization": found.localization(),
 }
 TITLES = {"diagnosis": "Diagnosis of", "robustness": "Robustness of", "localization": "Fault localisation on"}
+NAMES = {"diagnosis": "Diagnosis", "robustness": "Robustness", "localization": "Localisation"}
 MARKS = {"diagnosis": "operators", "robustness": "robustness", "localization": "suspects"}
 MIXES = [names for count in (1, 2, 3) for names in itertools.combinations(RECORDS, count)]
 
@@ -56,6 +57,7 @@ def test_any_mix_of_findings_is_one_report(names: tuple[str, ...], tmp_path: Pat
     keys = {section.key for section in view.sections}
     assert {MARKS[name] for name in names} <= keys and not {MARKS[name] for name in set(RECORDS) - set(names)} & keys
     assert again(view).commands == ("noisescope ask",)
+    assert all(f"{NAMES[name]}: " in view.verdict for name in names) or len(names) == 1
     assert Fact("torch", "2.0") in again(view).facts and Fact("threads", "2") in again(view).facts
 
 

@@ -16,8 +16,9 @@ from noisescope.diagnose.window import BANDS, AvalanchePoint, WindowResult
 from noisescope.report.grids import figure_text
 from noisescope.report.judged import figure_of, harm_unit, severity_of
 from noisescope.report.view import Action, Level
-from noisescope.report.wording import label, number
+from noisescope.report.wording import label, many, number
 
+Result = OperatorResult | WindowResult
 _PRIORITY: Mapping[Level, int] = {"critical": 1, "high": 2, "moderate": 3, "undecided": 4, "low": 5, "none": 5}
 # What more precision means for an operator.
 _PROTECTION: Mapping[str, str] = {
@@ -44,6 +45,7 @@ def recommendations(diagnosis: Diagnosis) -> tuple[Action, ...]:
             *(_avalanche(diagnosis, point) for point in diagnosis.points),
             *_operators(diagnosis),
             *_windows(diagnosis),
+            *_first_in_line(diagnosis),
             *_channels(diagnosis),
             *_undecided(diagnosis),
             *_gaps(diagnosis),
@@ -117,10 +119,8 @@ def _operators(diagnosis: Diagnosis) -> Iterator[Action]:
 
 
 def _cost(diagnosis: Diagnosis, result: OperatorResult) -> str:
-    unit = harm_unit(diagnosis.setting.metric)
-    harm = figure_text(figure_of(result.answer.harm), unit.form, unit.unit)
     score = "" if result.score is None else f", score {figure_text(figure_of(result.score))}"
-    return f"{result.operator}: {unit.name} {harm}{score}"
+    return f"{_harm(diagnosis, result.answer)}{score}"
 
 
 def _windows(diagnosis: Diagnosis) -> Iterator[Action]:
@@ -149,26 +149,58 @@ def _worst(diagnosis: Diagnosis, run: Sequence[WindowResult]) -> str:
     measured = [(result.answer.harm.estimate, result) for result in run if result.answer.harm is not None]
     if not measured:
         return f"{run[0].name}: {run[0].evidence}"
+    return _harm(diagnosis, max(measured, key=lambda pair: pair[0])[1].answer)
+
+
+def _first_in_line(diagnosis: Diagnosis) -> Iterator[Action]:
+    """Where no limits apply, what harm is proven to be largest at."""
+    if harm_unit(diagnosis.setting.metric).is_share:
+        return
+    worst = [_largest(diagnosis.operators), _largest(diagnosis.windows)]
+    answers = [one.answer for one in worst if one is not None]
+    if answers:
+        action = _action(
+            " and ".join(answer.name for answer in answers),
+            f"Give precision to {' and '.join(answer.name for answer in answers)} first",
+            "Harm is largest there. This metric has no limits by which to call it too much.",
+            "note",
+            [_harm(diagnosis, answer) for answer in answers],
+        )
+        layers = tuple(layer for one in worst if isinstance(one, WindowResult) for layer in one.layers)
+        yield _located(action, layers)
+
+
+def _largest(group: Sequence[Result]) -> Result | None:
+    """The one with the most harm, of those that are shown to do any."""
+    shown = [
+        (one.answer.harm.estimate, i) for i, one in enumerate(group) if one.answer.harm and one.answer.harm.low > 0
+    ]
+    return group[max(shown)[1]] if shown else None
+
+
+def _harm(diagnosis: Diagnosis, answer: Answer) -> str:
     unit = harm_unit(diagnosis.setting.metric)
-    result = max(measured, key=lambda pair: pair[0])[1]
-    return f"{result.name}: {unit.name} {figure_text(figure_of(result.answer.harm), unit.form, unit.unit)}"
+    return f"{answer.name}: {unit.name} {figure_text(figure_of(answer.harm), unit.form, unit.unit)}"
 
 
 def _channels(diagnosis: Diagnosis) -> Iterator[Action]:
-    """A recommendation for each format whose known remedy is needed, if there are outliers at all."""
+    """One recommendation with the known remedy for each format, if there are outliers and a format needs one."""
     level = diagnosis.channels
     if level is None or not any(one.outliers for one in level.layers):
         return
+    needed = [remedy for remedy in level.remedies if remedy.remedy != _NO_REMEDY]
+    if not needed:
+        return
     worst = max(level.layers, key=lambda one: one.max_ratio)
     hit = tuple(one.layer for one in level.layers if one.outliers)
-    count = sum(one.outliers for one in level.layers)
-    found = f"{count:,} outlier channels in {len(hit)} layers, {level.percentage:.2f} % of the channels watched"
-    for remedy in level.remedies:
-        if remedy.remedy != _NO_REMEDY:
-            component = f"channels, for {remedy.format}"
-            evidence = [found, f"largest in layer {worst.layer}: {number(worst.max_ratio, 'times')} the median channel"]
-            action = f"Before quantizing to {remedy.format}: {remedy.remedy}"
-            yield _located(_action(component, action, f"{remedy.why}.", worst.severity, evidence), hit)
+    remedies = ", ".join(f"{one.remedy} for {one.format}" for one in needed)
+    issue = (
+        f"{many(sum(one.outliers for one in level.layers), 'outlier channel')} in {many(len(hit), 'layer')}, the "
+        f"largest {number(worst.max_ratio, 'times')} the median channel, in layer {worst.layer}."
+    )
+    evidence = [f"{one.format}: {one.why}" for one in needed]
+    action = f"Treat the outlier channels before quantizing: {remedies}"
+    yield _located(_action("channels", action, issue, worst.severity, evidence), hit)
 
 
 def _undecided(diagnosis: Diagnosis) -> Iterator[Action]:
@@ -176,15 +208,12 @@ def _undecided(diagnosis: Diagnosis) -> Iterator[Action]:
     open_ = [one for one in _answers(diagnosis) if one.verdict.bands and not one.verdict.decided and not one.gaps]
     wanted = {one.name: one.verdict.more_samples for one in open_ if one.verdict.more_samples}
     if wanted:
-        names = list(wanted)
+        names = sorted(wanted, key=lambda name: wanted[name] or 0)
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        yield _action(
-            "sample size",
-            f"Repeat with about {max(wanted.values()):,} more samples",
-            f"{_straddle(len(names))}: {shown}.",
-            "undecided",
-            [f"{min(wanted.values()):,} more samples would decide the nearest"],
-        )
+        nearest, all_ = min(wanted.values()), max(wanted.values())
+        action = f"Repeat with more samples: about {nearest:,} more would decide {names[0]}"
+        evidence = [f"about {all_:,} more would decide all {len(names)}"] if len(names) > 1 else []
+        yield _action("sample size", action, f"{_straddle(len(names))}: {shown}.", "undecided", evidence)
 
 
 def _straddle(verdicts: int) -> str:

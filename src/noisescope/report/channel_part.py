@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 from noisescope.core.layout import Layout
 from noisescope.diagnose.channel import ChannelLevel, ModuleChannels
+from noisescope.diagnose.whole import OUTLIERS_EXPECTED
 from noisescope.measure.outliers import StreamPoint
 from noisescope.measure.outliers import severity_of as severity_word
-from noisescope.report.judged import severity_of
+from noisescope.report.judged import figure_of, severity_of
 from noisescope.report.view import (
     Block,
     Column,
@@ -44,7 +45,7 @@ def channel_section(level: ChannelLevel | None) -> Section | None:
         blocks.append(_dots(level))
     else:
         blocks.append(Note("No channel is far larger than the median one of its module."))
-    blocks += [_layers(level), *_remedies(level), _facts(level)]
+    blocks += [_layers(level), *_remedies(level), _facts(level), *_correlations(level)]
     blocks += [_growth(level.growth)] if len(level.growth) > 1 else []
     intro = (
         "Channels whose largest value is far above that of the median channel of the same module. They set the scale "
@@ -123,11 +124,18 @@ def _facts(level: ChannelLevel) -> Facts:
     found = [Fact("outlier channels", Figure(level.percentage / 100.0), "percent")]
     found.append(Fact("tokens seen", Figure(float(level.tokens)), "count"))
     found += [Fact(f"outliers at {place}", Figure(float(count)), "count") for place, count in level.places]
-    for name, one in level.correlations:
-        at = one.interval
-        figure = Figure(at.estimate, at.low, at.high, at.samples, at.confidence)
-        found.append(Fact(f"{one.method} of outlier counts and {name}, p = {one.p_value:.2g}", figure))
     return Facts("Channels in figures", tuple(found))
+
+
+def _correlations(level: ChannelLevel) -> tuple[Table, ...]:
+    if not level.correlations:
+        return ()
+    rows = tuple(
+        Row((name, one.method, figure_of(one.interval), Figure(one.p_value))) for name, one in level.correlations
+    )
+    columns = (Column("outlier counts and"), Column("by"), Column("correlation", "figure"), Column("p", "figure"))
+    caption = f"More than {OUTLIERS_EXPECTED} is expected; it is reported as found. n counts windows."
+    return (Table("Do outliers sit where noise hurts?", columns, rows, caption),)
 
 
 def _growth(growth: tuple[StreamPoint, ...]) -> Curves:

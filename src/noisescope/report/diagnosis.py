@@ -5,7 +5,7 @@ It judges nothing and uses the words of the records.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from noisescope.core.records import Finding
@@ -14,7 +14,7 @@ from noisescope.diagnose.whole import Diagnosis
 from noisescope.measure.profile import Profile
 from noisescope.report.advice import recommendations
 from noisescope.report.channel_part import channel_section
-from noisescope.report.judged import figure_of, score_unit, severity_of
+from noisescope.report.judged import figure_of, harm_unit, score_unit, severity_of
 from noisescope.report.operator_part import map_section, operator_section
 from noisescope.report.origin import Origin, reproduce_section
 from noisescope.report.view import (
@@ -91,20 +91,28 @@ def _verdict(diagnosis: Diagnosis) -> tuple[Severity, str]:
 
 
 def _counts(diagnosis: Diagnosis) -> str:
-    """How many of each level are what."""
-    risk = diagnosis.risk
-    parts = []
-    if diagnosis.operators:
-        undecided = sum(not one.verdict.decided for one in diagnosis.operators)
-        parts.append(f"{risk.critical_operators} of {len(diagnosis.operators)} operators {SCORES.names[-1]}")
-        parts += [f"{undecided} undecided"] if undecided else []
+    """How many of each level are what; what there is none of is named only where nothing is open."""
+    unit = harm_unit(diagnosis.setting.metric)
+    parts = [] if unit.is_share else [f"no limits apply to {unit.name}"]
+    if diagnosis.operators and unit.is_share:
+        undecided = sum(bool(one.verdict.bands) and not one.verdict.decided for one in diagnosis.operators)
+        parts += _told(diagnosis.risk.critical_operators, undecided, "operator", len(diagnosis.operators))
     if diagnosis.windows:
+        all_, points = len(diagnosis.windows), diagnosis.risk.avalanche_points
         undecided = sum(bool(one.verdict.bands) and not one.verdict.decided for one in diagnosis.windows)
-        parts.append(f"{many(risk.avalanche_points, 'avalanche point')}")
-        parts += [f"{undecided} of {len(diagnosis.windows)} windows undecided"] if undecided else []
+        unmeasured = sum(one.answer.harm is None and not one.verdict.decided for one in diagnosis.windows)
+        parts += [many(points, "avalanche point") if points else "no avalanche point"]
+        parts += [f"{undecided} of {all_} windows undecided"] if undecided else []
+        parts += [f"{unmeasured} of {all_} not measured"] if unmeasured else []
     if diagnosis.channels is not None:
-        parts.append(f"{risk.outlier_percent:.2f} % outlier channels")
+        parts.append(f"{diagnosis.risk.outlier_percent:.2f} % outlier channels")
     return ", ".join(parts) or "nothing was asked about"
+
+
+def _told(critical: int, undecided: int, what: str, all_: int) -> list[str]:
+    parts = [f"{critical} of {all_} {what}s {SCORES.names[-1]}"] if critical else []
+    parts += [f"{undecided} of {all_} {what}s undecided"] if undecided else []
+    return parts or [f"no {what} {SCORES.names[-1]}"]
 
 
 def _risk(diagnosis: Diagnosis) -> Risk | None:
@@ -120,7 +128,8 @@ def _risk(diagnosis: Diagnosis) -> Risk | None:
     )
     asked = {"operators": diagnosis.operators, "layers": diagnosis.windows, "channels": diagnosis.channels}
     left = [name for name, found in asked.items() if not found]
-    how = f"Not asked about, so without points: {', '.join(left)}." if left else ""
+    how = "The score counts; the verdict is the most severe single finding."
+    how += f" Not asked about, so without points: {', '.join(left)}." if left else ""
     return Risk(severity_of(risk.level), risk.points, _LIMITS, shares, how)
 
 
@@ -152,7 +161,7 @@ def _findings(findings: Sequence[Finding]) -> Section:
                 severity_of(finding.severity),
                 finding.statement,
                 "yes" if finding.decided else "no",
-                Figure(float(len(finding.evidence))),
+                Figure(float(len(finding.evidence))) if finding.evidence else None,
             )
         )
         for finding in findings
@@ -196,15 +205,18 @@ def _gaps(diagnosis: Diagnosis, profile: Profile | None) -> Section | None:
         ("the map of operators and layers", profile is not None, "there was no screening"),
     )
     gaps = [Gap(what, why) for what, is_there, why in asked if not is_there]
-    gaps += [_split(text) for text in chain(diagnosis.unmeasured, diagnosis.control.gaps)]
+    gaps += _by_reason(chain(diagnosis.unmeasured, diagnosis.control.gaps))
     if not gaps:
         return Section("gaps", "What was not measured", (Note("Everything that was asked for was measured."),))
     return Section("gaps", "What was not measured", (NotMeasured(tuple(gaps)),))
 
 
-def _split(text: str) -> Gap:
-    what, _, why = text.partition(": ")
-    return Gap(what, why or "no reason is known")
+def _by_reason(texts: Iterable[str]) -> list[Gap]:
+    """One gap for all that share a reason."""
+    by_reason: dict[str, list[str]] = {}
+    for what, _, why in (text.partition(": ") for text in texts):
+        by_reason.setdefault(why or "no reason is known", []).append(what)
+    return [Gap(", ".join(dict.fromkeys(named)), why) for why, named in by_reason.items()]
 
 
 def _setting(diagnosis: Diagnosis) -> tuple[tuple[str, str], ...]:

@@ -5,7 +5,7 @@ It adds no figure and no judgement to what the views say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from noisescope.report.origin import AGAIN
@@ -17,23 +17,23 @@ _URGENCY: Sequence[Level] = ("critical", "high", "moderate", "undecided", "low",
 _LAST = ("checked", "findings-list", "trust", "gaps", AGAIN)
 
 
-def joined_view(views: Sequence[View], title: str) -> View:
-    """One report of them all; a single view stays as it is. The first view names the subject."""
-    first, *others = views
-    if not others:
-        return first
-    by_urgency = sorted(views, key=lambda view: _URGENCY.index(view.severity.level))
-    actions = [action for view in views for action in view.actions]
+def joined_view(views: Mapping[str, View], title: str) -> View:
+    """One report of views by their names; a single view stays as it is. Of equally urgent ones the earlier is first."""
+    every = list(views.values())
+    if len(every) == 1:
+        return every[0]
+    by_urgency = sorted(views.items(), key=lambda named: _URGENCY.index(named[1].severity.level))
+    actions = [action for view in every for action in view.actions]
     return View(
         title=title,
-        subject=next((view.subject for view in views if view.subject), ""),
-        verdict=" ".join(_ended(view.verdict) for view in by_urgency),
-        severity=by_urgency[0].severity,
-        sections=_sections(views),
+        subject=", ".join(dict.fromkeys(part for view in every for part in view.subject.split(", ") if part)),
+        verdict=" ".join(_ended(f"{name}: {view.verdict}") for name, view in by_urgency),
+        severity=by_urgency[0][1].severity,
+        sections=_sections(every),
         actions=tuple(sorted(actions, key=lambda action: _URGENCY.index(action.severity.level))),
-        risk=next((view.risk for view in views if view.risk is not None), None),
-        facts=_once(fact for view in views for fact in view.facts),
-        made_by=first.made_by,
+        risk=next((view.risk for view in every if view.risk is not None), None),
+        facts=_once(fact for view in every for fact in view.facts),
+        made_by=every[0].made_by,
     )
 
 

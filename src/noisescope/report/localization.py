@@ -91,10 +91,11 @@ def _actions(found: Localization) -> tuple[Action, ...]:
 
 def _replace(suspect: Suspect, priority: int) -> Action:
     channels = f"channels {', '.join(map(str, suspect.channels[:8]))}" if suspect.channels else ""
+    where = suspect.path if suspect.layer is None else f"layer {suspect.layer}"
     rate = f"it fires in {number(suspect.rate, 'percent')} of the runs"
     return Action(
         _place(suspect),
-        f"Test {suspect.operator} of this layer on the machine by itself, and run it elsewhere until it is cleared",
+        f"Test {suspect.operator} of {where} on the machine by itself, and run it elsewhere until it is cleared",
         f"Suspect number {priority}, worst first.",
         severity_of("fault"),
         tuple(part for part in (*(e.words for e in suspect.evidence), channels, rate) if part),

@@ -75,7 +75,8 @@ def _agreement(diagnosis: Diagnosis) -> tuple[Note, ...]:
         f"Checked against injection: over the {at.samples} measured windows, predicted and measured harm correlate by "
         f"Spearman {at.estimate:.2f} [{at.low:.2f}, {at.high:.2f}]"
     )
-    return (Note(f"{text}." if trusted else f"{text}; do not rely on the map.", "none" if trusted else "moderate"),)
+    doubt = f"{text}. An interval that holds 0 does not bear the map out: take it as a hint, or measure more samples."
+    return (Note(f"{text}." if trusted else doubt, "none" if trusted else "moderate"),)
 
 
 def operator_section(diagnosis: Diagnosis) -> Section | None:

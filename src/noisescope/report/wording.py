@@ -17,6 +17,7 @@ NOTHING = "\u2013"
 _TIMES = "\u00d7"
 # From here on a number is written as a power of ten.
 _LONG = 1e9
+_MANIFOLD = 1e3
 _SEQUENCES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)|\x1b[@-_]"
 )
@@ -57,7 +58,8 @@ def _written(value: float, form: Format) -> str:
         # Below 1 % a fixed number of places would round most of the figure away.
         return f"{_fixed(100 * value, 1) if abs(value) >= 0.01 or value == 0 else _plain(100 * value, 2)} %"
     if form == "times":
-        return f"{_fixed(value, 1)}{_TIMES}"
+        # A tenth of a thousandfold says nothing.
+        return f"{_fixed(value, 1 if abs(value) < _MANIFOLD else 0)}{_TIMES}"
     if form == "count":
         return f"{value:,.0f}" if abs(value) < _LONG else _plain(value)
     if form == "seconds":

@@ -34,7 +34,7 @@ def report(folder: str | Path, formats: Iterable[str] = DEFAULT) -> list[Path]:
 
 def view_of(store: Store) -> View:
     """All that was concluded in a run folder."""
-    views = list(_views(store))
+    views = dict(_views(store))
     if not views:
         raise RunFolderError(
             f"{store.folder}: holds {len(store.readings())} readings and no finding of {DIAGNOSIS}, {ROBUSTNESS} or "
@@ -46,16 +46,18 @@ def view_of(store: Store) -> View:
     return joined_view(views, f"Report on {_model_name(store, request)}")
 
 
-def _views(store: Store) -> Iterator[View]:
-    diagnosis = store.load_finding(DIAGNOSIS, Diagnosis)
-    if diagnosis is not None:
-        yield diagnosis_view(diagnosis, origin_of(store, DIAGNOSIS), _profile(store, diagnosis.setting.scale))
-    robustness = store.load_finding(ROBUSTNESS, Robustness)
-    if robustness is not None:
-        yield robustness_view(robustness, origin_of(store, ROBUSTNESS))
+def _views(store: Store) -> Iterator[tuple[str, View]]:
+    """A view of every finding by its name; a fault of the machine comes before what is measured on it."""
     localization = store.load_finding(LOCALIZATION, Localization)
     if localization is not None:
-        yield localization_view(localization, origin_of(store, LOCALIZATION))
+        yield "Localisation", localization_view(localization, origin_of(store, LOCALIZATION))
+    diagnosis = store.load_finding(DIAGNOSIS, Diagnosis)
+    if diagnosis is not None:
+        profile = _profile(store, diagnosis.setting.scale)
+        yield "Diagnosis", diagnosis_view(diagnosis, origin_of(store, DIAGNOSIS), profile)
+    robustness = store.load_finding(ROBUSTNESS, Robustness)
+    if robustness is not None:
+        yield "Robustness", robustness_view(robustness, origin_of(store, ROBUSTNESS))
 
 
 def _profile(store: Store, scale: float) -> Profile | None:

@@ -14,7 +14,6 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,7 +26,6 @@ from noisescope.measure.verdicts import Verdict
 from noisescope.measure.workload import demo_workload
 from noisescope.runs.diagnosing import Desk, Wanted, examine
 from noisescope.runs.ordering import Order, opened
-from noisescope.sweep.progress import Progress
 
 LEVELS = ("operators", "windows")
 
@@ -42,9 +40,9 @@ def order_of(args: argparse.Namespace) -> Order:
 def both(args: argparse.Namespace, desk: Desk) -> tuple[Diagnosis, Diagnosis]:
     """The default diagnosis and the exhaustive one."""
     plain = {"scale": args.scale, "seeds": args.seeds}
-    default = examine(replace(desk, progress=Progress("default", sys.stderr)), Wanted(**plain))
+    default = examine(desk, Wanted(**plain))
     every = Wanted(**plain, exhaustive=True, mode=args.mode)
-    return default, examine(replace(desk, progress=Progress("exhaustive", sys.stderr)), every)
+    return default, examine(desk, every)
 
 
 def by_name(found: Diagnosis, level: str) -> dict[str, Answer]:
@@ -157,7 +155,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    with opened(order_of(args), "diagnosis", sys.stderr) as desk:
+    with opened(order_of(args), sys.stderr) as desk:
         default, every = both(args, desk)
     text = "\n".join(report(args, default, every))
     print(text)

@@ -109,3 +109,20 @@ def batch(rows: int = 2, length: int = 6, *, labels: bool = False) -> dict[str, 
     """Token ids, and the same as labels if asked for."""
     ids = torch.arange(rows * length).reshape(rows, length) * 7 % 120 + 3
     return {"input_ids": ids, "labels": ids} if labels else {"input_ids": ids}
+
+
+def sharp(layers: int = 6) -> nn.Module:
+    """A small model whose answers are not all equally likely."""
+    torch.manual_seed(3)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": layers})).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(4.0)
+    return model
+
+
+def batches(rows: int = 40, width: int = 10) -> list[dict[str, Tensor]]:
+    """Rows of random tokens, eight to a batch."""
+    ids = torch.randint(1, 128, (rows, width), generator=torch.Generator().manual_seed(5))
+    return [{"input_ids": part} for part in ids.split(8)]

@@ -9,31 +9,11 @@ import torch
 from torch import nn
 
 import noisescope as ns
-from cases import batch, make
+from cases import batch, batches, make, sharp
 from noisescope.core.codec import encode
 from noisescope.core.errors import BadInputError
 from noisescope.runs.diagnosing import wanted_of
 from noisescope.sweep.store import Store
-
-
-def sharp(layers: int = 6) -> nn.Module:
-    """A small model whose answers are not all equally likely."""
-    import transformers
-
-    from cases import SMALL
-
-    torch.manual_seed(3)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": layers})).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight.mul_(4.0)
-    return model
-
-
-def batches(rows: int = 40, width: int = 10) -> list[dict[str, torch.Tensor]]:
-    ids = torch.randint(1, 128, (rows, width), generator=torch.Generator().manual_seed(5))
-    return [{"input_ids": part} for part in ids.split(8)]
 
 
 def test_all_levels_of_a_small_model(tmp_path: Path) -> None:

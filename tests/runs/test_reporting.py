@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import noisescope as ns
+from cases import batches, sharp
 from noisescope.report.document import from_json
 from noisescope.report.html import to_html
 from noisescope.report.markdown import to_markdown
@@ -21,7 +22,6 @@ from noisescope.runs.reporting import report, view_of
 from noisescope.sweep.journal import RunFolderError
 from noisescope.sweep.store import About, Request, Store
 from report import found
-from runs.test_diagnosing import batches, sharp
 
 ABOUT = About(
     "5f1c09e2ab", "w", (("threads", 2),), "cpu", (("noisescope", "0.1"), ("torch", "2.0")), "noisescope diagnose m"

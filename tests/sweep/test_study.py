@@ -150,7 +150,7 @@ def test_ctrl_c_ends_with_status_3_and_a_folder_that_goes_on(tmp_path: Path, wor
     assert told == f"interrupted; every reading so far is kept in {folder}. Repeat the command to go on.\n"
     assert not [pid for _, pid in log_of(tmp_path) if Path(f"/proc/{pid}").exists()]
     known, before = Store(folder).readings(), len(log_of(tmp_path))
-    assert 3 < len(known) < 41
+    assert 0 < len(known) < 41
     out, _ = begin(folder, *command).communicate()
     assert decode(Finding, out).decided
     assert texts(Store(folder).readings()) == answers(40)

@@ -60,7 +60,7 @@ def run(asked: argparse.Namespace) -> int:
         seed=asked.seed,
         exhaustive=asked.exhaustive,
     )
-    with opened(order_of(asked), "diagnosis", sys.stderr) as desk:
+    with opened(order_of(asked), sys.stderr) as desk:
         diagnosis = examine(desk, wanted)
         desk.store.save_finding(DIAGNOSIS, diagnosis, request_of(asked))
     sys.stdout.write("\n".join(dashboard(diagnosis)) + "\n")

@@ -34,7 +34,7 @@ def run(asked: argparse.Namespace) -> int:
     from noisescope.runs.ordering import opened
 
     wanted = Wanted(seeds=asked.seeds, seed=asked.seed)
-    with opened(order_of(asked), "robustness", sys.stderr) as desk:
+    with opened(order_of(asked), sys.stderr) as desk:
         found = withstand(desk, wanted, asked.noise_levels, seeks_threshold=not asked.no_threshold)
         desk.store.save_finding(ROBUSTNESS, found, request_of(asked))
     sys.stdout.write("\n".join(robustness_lines(found)) + "\n")

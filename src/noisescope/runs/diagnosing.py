@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from noisescope.measure.outliers import OutlierRules
 from noisescope.model.layout import layout_of
 from noisescope.model.load import fingerprint
 from noisescope.runs.kept_keys import DIAGNOSIS, TOKENS
+from noisescope.runs.law import LawCheck, law_finding
 from noisescope.runs.observing import SCREEN_COST, channels_of, inputs_of, profile_of, tokens_of
 from noisescope.sweep.bench import ModelBench
 from noisescope.sweep.evaluating import evaluating
@@ -86,7 +87,11 @@ class Desk:
     patient: Patient
     store: Store
     executor: Executor
-    progress: Progress | None = None
+    stream: TextIO | None = None
+
+    def progress(self, label: str, unit: str = "trials") -> Progress:
+        """Tells how far one stage is, where there is somebody to tell."""
+        return Progress(label, self.stream, unit)
 
 
 def diagnose(
@@ -139,28 +144,37 @@ def about(patient: Patient, mark: str, threads: int, asked: str) -> About:
 
 def examine(desk: Desk, wanted: Wanted) -> Diagnosis:
     """All that is wanted of a patient, from what the folder holds and from what has still to be measured."""
-    question = question_of(desk.patient, wanted, desk.store)
-    return run_study(question, desk.executor, desk.store, desk.progress)
+    return run_study(question_of(desk, wanted), desk.executor, desk.store, desk.progress("diagnosis"))
 
 
-def question_of(patient: Patient, wanted: Wanted, store: Store) -> Question:
+def question_of(desk: Desk, wanted: Wanted) -> Question:
     """The question, once screening and channels have been seen."""
-    is_screened = wanted.asks_for("layer") and not wanted.exhaustive
+    patient = desk.patient
     if wanted.asks_for("layer") and not patient.layers:
         raise BadInputError(
             "the model's stack of layers could not be found, so there are no windows; ask for mode operator or channel."
         )
-    channels = _channel_level(patient, wanted, store) if wanted.asks_for("channel") else None
-    setting = _setting(patient, wanted, is_screened=is_screened)
+    setting = _setting(patient, wanted)
+    law = _law(desk, wanted) if wanted.asks_for("layer") and not wanted.exhaustive else None
+    channels = _channel_level(desk, wanted) if wanted.asks_for("channel") else None
+    setting = replace(setting, spent=_spent(patient, wanted, law))
     return Question(
         setting,
         operators=wanted.asks_for("operator"),
-        windows=_windows(patient, wanted, setting, store) if wanted.asks_for("layer") else None,
+        windows=_windows(wanted, setting, law) if wanted.asks_for("layer") else None,
         channels=channels,
+        notes=law_finding(law, patient.model, desk.store, desk.progress("law of screening", "groups")) if law else (),
     )
 
 
-def _setting(patient: Patient, wanted: Wanted, *, is_screened: bool) -> Setting:
+def _law(desk: Desk, wanted: Wanted) -> LawCheck:
+    """The prediction, and where it is to be held against injection."""
+    patient, progress = desk.patient, desk.progress("screening", "batches")
+    profile = profile_of(patient.model, patient.samples, wanted.scale, desk.store, progress)
+    return LawCheck(patient.samples, profile, wanted.scale, len(patient.layers))
+
+
+def _setting(patient: Patient, wanted: Wanted) -> Setting:
     samples = patient.samples
     return Setting(
         workload=samples.key,
@@ -174,40 +188,37 @@ def _setting(patient: Patient, wanted: Wanted, *, is_screened: bool) -> Setting:
         seeds=tuple(range(wanted.seed, wanted.seed + wanted.seeds)),
         confidence=wanted.confidence,
         budget=None if wanted.exhaustive else wanted.budget,
-        spent=_spent(patient, wanted, is_screened=is_screened),
         exhaustive=wanted.exhaustive,
     )
 
 
-def _spent(patient: Patient, wanted: Wanted, *, is_screened: bool) -> float:
+def _spent(patient: Patient, wanted: Wanted, law: LawCheck | None) -> float:
     """What is seen before any trial, in clean evaluations, by tokens."""
     device = device_of(patient.model)
     one = sum(map(tokens_of, inputs_of(patient.samples, device)))
     spent = 0.0
-    if is_screened:
+    if law is not None:
         spent += SCREEN_COST * sum(map(tokens_of, inputs_of(patient.samples, device, TOKENS)))
+        spent += law.tokens(patient.model)
     if wanted.asks_for("channel"):
         first = sum(map(tokens_of, inputs_of(patient.calibration, device, TOKENS)))
         spent += (SCREEN_COST - 1) * first + sum(map(tokens_of, inputs_of(patient.calibration, device)))
     return spent / one
 
 
-def _windows(patient: Patient, wanted: Wanted, setting: Setting, store: Store) -> WindowQuestion:
-    predicted: tuple[float, ...] = ()
-    if not wanted.exhaustive:
-        profile = profile_of(patient.model, patient.samples, wanted.scale, store)
-        predicted = predicted_by_layer(profile, len(patient.layers), wanted.scale)
+def _windows(wanted: Wanted, setting: Setting, law: LawCheck | None) -> WindowQuestion:
+    predicted = () if law is None else predicted_by_layer(law.profile, law.layers, law.scale)
     return WindowQuestion(setting, wanted.window_size, wanted.step_size, predicted=predicted)
 
 
-def _channel_level(patient: Patient, wanted: Wanted, store: Store) -> ChannelLevel:
-    seen = channels_of(patient.model, patient.layers, patient.calibration, store)
+def _channel_level(desk: Desk, wanted: Wanted) -> ChannelLevel:
+    patient, progress = desk.patient, desk.progress("channels", "batches")
+    seen = channels_of(patient.model, patient.layers, patient.calibration, desk.store, progress)
     rules = OutlierRules(ratio=wanted.outlier_threshold)
     return channel_level(seen.modules, patient.layers, stream=seen.stream, rules=rules)
 
 
 def withstand(desk: Desk, wanted: Wanted, levels: tuple[float, ...], *, seeks_threshold: bool = True) -> Robustness:
     """What a model keeps at several levels of noise everywhere, and the scale at which it breaks."""
-    setting = _setting(desk.patient, wanted, is_screened=False)
-    question = RobustnessQuestion(replace(setting, spent=0.0), levels, seeks_threshold=seeks_threshold)
-    return run_study(question, desk.executor, desk.store, desk.progress)
+    question = RobustnessQuestion(_setting(desk.patient, wanted), levels, seeks_threshold=seeks_threshold)
+    return run_study(question, desk.executor, desk.store, desk.progress("robustness"))

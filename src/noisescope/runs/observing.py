@@ -21,6 +21,7 @@ from noisescope.measure.outliers import ChannelSummary
 from noisescope.measure.profile import Profile
 from noisescope.runs.kept_keys import TOKENS, channels_key, profile_key
 from noisescope.sweep.evaluating import evaluating
+from noisescope.sweep.progress import Progress
 from noisescope.sweep.screening import screen
 from noisescope.sweep.store import Store
 
@@ -46,12 +47,13 @@ def tokens_of(inputs: Inputs) -> int:
     return int(mask.sum()) if mask is not None else first.numel() if first.ndim == 2 else len(first)
 
 
-def profile_of(model: nn.Module, samples: Samples, scale: float, store: Store) -> Profile:
+def profile_of(model: nn.Module, samples: Samples, scale: float, store: Store, progress: Progress) -> Profile:
     """Predicted harm of noise at every site, on the first tokens of the samples."""
     key = profile_key(samples.key, scale)
     arrays = store.kept("profile", key)
     if arrays is None:
-        profile = screen(model, inputs_of(samples, device_of(model), TOKENS), scale=scale)
+        with progress:
+            profile = screen(model, progress.over(inputs_of(samples, device_of(model), TOKENS)), scale=scale)
         store.keep("profile", key, arrays := profile.to_arrays())
     return Profile.from_arrays(arrays)
 
@@ -64,19 +66,22 @@ class Channels:
     stream: tuple[ChannelSummary, ...]
 
 
-def channels_of(model: nn.Module, layers: Sequence[str], samples: Samples, store: Store) -> Channels:
+def channels_of(
+    model: nn.Module, layers: Sequence[str], samples: Samples, store: Store, progress: Progress
+) -> Channels:
     """Channel statistics over all samples, at linear modules and along the layers; memory does not grow with them."""
     key = channels_key(samples.key, layers)
     arrays = store.kept("channels", key)
     if arrays is None:
-        found = _watch(model, layers, samples)
+        with progress:
+            found = _watch(model, layers, samples, progress)
         store.keep("channels", key, arrays := summaries.to_arrays(found))
     every = summaries.from_arrays(arrays)
     stream = tuple(one for one in every if one.path in layers)
     return Channels(tuple(one for one in every if one.path not in layers), stream)
 
 
-def _watch(model: nn.Module, layers: Sequence[str], samples: Samples) -> tuple[ChannelSummary, ...]:
+def _watch(model: nn.Module, layers: Sequence[str], samples: Samples, progress: Progress) -> tuple[ChannelSummary, ...]:
     observer = ChannelObserver(
         model,
         _patterns(model),
@@ -89,9 +94,9 @@ def _watch(model: nn.Module, layers: Sequence[str], samples: Samples) -> tuple[C
     first = len(inputs_of(samples, device_of(model), TOKENS))
     with evaluating(model), observer:
         # The one with gradients, for the channels' Fisher information.
-        screen(model, inputs[:first])
+        screen(model, progress.over(inputs[:first]))
         with torch.no_grad():
-            for batch in inputs[first:]:
+            for batch in progress.over(inputs[first:]):
                 model(**batch)
     return observer.summaries()
 

@@ -21,7 +21,6 @@ from noisescope.runs.diagnosing import Desk, Patient, about
 from noisescope.sweep.bench import BenchMaker, ModelBench, Task
 from noisescope.sweep.executors.process import Processes
 from noisescope.sweep.executors.serial import Serial
-from noisescope.sweep.progress import Progress
 from noisescope.sweep.store import Store
 from noisescope.sweep.subject import load
 
@@ -43,7 +42,7 @@ class Order:
 
 
 @contextmanager
-def opened(order: Order, label: str, stream: TextIO | None) -> Iterator[Desk]:
+def opened(order: Order, stream: TextIO | None) -> Iterator[Desk]:
     """The order made ready; workers go and the folder is closed at the end of the block."""
     options: dict[str, Any] = dict(order.load_options)
     subject = load(order.source, **options)
@@ -57,9 +56,8 @@ def opened(order: Order, label: str, stream: TextIO | None) -> Iterator[Desk]:
     threads = max(1, torch.get_num_threads() // order.workers)
     maker = BenchMaker(order.source, (task,), order.load_options, subject.fingerprint)
     with Store(order.out, about(patient, subject.fingerprint, threads, order.asked)) as store:
-        progress = Progress(label, stream)
         if order.workers == 1:
-            yield Desk(patient, store, Serial(lambda: ModelBench(subject.model, samples), threads=threads), progress)
+            yield Desk(patient, store, Serial(lambda: ModelBench(subject.model, samples), threads=threads), stream)
             return
         with Processes(maker, order.workers, threads=threads) as executor:
-            yield Desk(patient, store, executor, progress)
+            yield Desk(patient, store, executor, stream)

@@ -9,12 +9,14 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Self, TextIO, TypeVar
 
 PATIENCE = 2.0
 _REWRITE = 0.5
 _LONGEST = 300.0
+T = TypeVar("T")
 
 
 class Progress:
@@ -36,6 +38,11 @@ class Progress:
     def advance(self, by: int = 1) -> None:
         """So many more are done."""
         self._done += by
+
+    def over(self, items: Sequence[T]) -> Sequence[T]:
+        """The same items, which count as done one by one as somebody goes through them."""
+        self.expect(len(items))
+        return _Counted(items, self)
 
     def __enter__(self) -> Self:
         self._start = time.monotonic()
@@ -76,6 +83,19 @@ class Progress:
             self._stream.flush()
         except (OSError, ValueError):
             self._stream = None
+
+
+class _Counted(list[T]):
+    """A list that tells how far somebody has gone through it."""
+
+    def __init__(self, items: Sequence[T], progress: Progress) -> None:
+        super().__init__(items)
+        self._progress = progress
+
+    def __iter__(self) -> Iterator[T]:
+        for item in super().__iter__():
+            yield item
+            self._progress.advance()
 
 
 def status(label: str, unit: str, count: tuple[int, int], elapsed: float) -> str:

@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	@$(RUN)/python demo/engine.py
+	@$(RUN)/noisescope demo
 
 test: $(READY)
 	@$(RUN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal

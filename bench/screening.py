@@ -69,31 +69,31 @@ def injected(args: argparse.Namespace, model: nn.Module, batch: dict[str, Tensor
     rows = len(batch["input_ids"])
     kept = Kept(args, batch, scale)
     responses = Responses(model, [{"input_ids": batch["input_ids"].repeat(args.copies, 1)}])
-    groups = groups_of(model)
-    for number, (layer, operator) in enumerate(groups, 1):
-        print(f"\r  group {number} of {len(groups)} at {scale:g}", end="", file=sys.stderr, flush=True)
-        if (layer, operator) not in kept.values:
-            asked = Injection.of(ns.noise(scale=scale), layers=[layer], operators=[operator])
-            values = responses.measure(asked, [scale], range(args.seeds))[0]
-            kept.add((layer, operator), values.reshape(-1, rows).mean(1).tolist())
+    asked = [(layer, operator, seed) for seed in range(args.seeds) for layer, operator in groups_of(model)]
+    for number, (layer, operator, seed) in enumerate(asked, 1):
+        print(f"\r  run {number} of {len(asked)} at {scale:g}", end="", file=sys.stderr, flush=True)
+        if (layer, operator, seed) not in kept.values:
+            values = responses.of_group((layer, operator), [scale], [seed])[0]
+            kept.add((layer, operator, seed), values.reshape(-1, rows).mean(1).tolist())
     print(file=sys.stderr)
-    return {key: torch.tensor(kept.values[key], dtype=torch.float64) for key in groups}
+    draws = {key: [v for s in range(args.seeds) for v in kept.values[(*key, s)]] for key in groups_of(model)}
+    return {key: torch.tensor(values, dtype=torch.float64) for key, values in draws.items()}
 
 
 class Kept:
-    """What was injected so far, by group, in a file of its own for everything that it depends on."""
+    """What was injected so far, by group and seed, in a file of its own for everything else that it depends on."""
 
     def __init__(self, args: argparse.Namespace, batch: dict[str, Tensor], scale: float) -> None:
-        self.values: dict[Key, list[float]] = {}
-        asked = (args.model, batch["input_ids"].tolist(), scale, args.copies, args.seeds)
+        self.values: dict[tuple[int | None, str, int], list[float]] = {}
+        asked = (args.model, batch["input_ids"].tolist(), scale, args.copies)
         name = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
         self.file = args.keep / f"injected-{name}.jsonl" if args.keep else None
         if self.file and self.file.exists():
             lines = map(json.loads, self.file.read_text(encoding="utf-8").splitlines())
-            self.values = {(layer, operator): values for layer, operator, values in lines}
+            self.values = {(layer, operator, seed): values for layer, operator, seed, values in lines}
 
-    def add(self, key: Key, values: list[float]) -> None:
-        """Keep one group."""
+    def add(self, key: tuple[int | None, str, int], values: list[float]) -> None:
+        """Keep one run."""
         self.values[key] = values
         if self.file:
             self.file.parent.mkdir(parents=True, exist_ok=True)

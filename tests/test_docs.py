@@ -32,7 +32,6 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 DECIMAL = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?")
-DEMO_SECONDS = 600
 
 
 def text_of(name: str) -> str:
@@ -227,12 +226,6 @@ def test_the_changelog_knows_this_version() -> None:
     assert f"[Unreleased]: {ns.__version__}" in text_of("CHANGELOG.md")
 
 
-@pytest.mark.slow
-@pytest.mark.real_model
-def test_the_demo_runs_to_its_end() -> None:
-    command = [sys.executable, "-W", "error", str(ROOT / "demo" / "engine.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEMO_SECONDS)
-    assert done.returncode == 0, done.stderr
-    assert "What was seen" in done.stdout
-    assert "equal to the last bit" in done.stdout
-    assert "finding the sites" in done.stderr
+def test_the_page_of_the_command_line_is_that_of_the_code() -> None:
+    command = [sys.executable, str(ROOT / "tools" / "make_reference.py"), "--check"]
+    assert subprocess.run(command, check=False).returncode == 0, "run tools/make_reference.py"

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from noisescope.cli.completion import SHELLS
-from noisescope.cli.main import COMMANDS, main, parser
+from noisescope.cli.main import COMMANDS, main, parsers
+from noisescope.cli.options import folder_of
 from noisescope.core.errors import NoisescopeError
 from noisescope.sweep.store import About, Store
 
@@ -27,7 +28,7 @@ def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_help_loads_nothing_heavy() -> None:
     script = (
-        "import sys; from noisescope.cli.main import parser; parser().format_help(); "
+        "import sys; from noisescope.cli.main import parsers; parsers()[0].format_help(); "
         "print([name for name in ('torch', 'transformers', 'numpy', 'scipy') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -45,8 +46,20 @@ def test_every_page_ends_with_its_example(command: str, capsys: pytest.CaptureFi
     page, module = help_of(command, capsys), import_module(f"noisescope.cli.{command}")
     assert page.endswith(f"example:\n  {module.EXAMPLE}\n")
     assert module.__doc__.splitlines()[0] in " ".join(page.split())
-    asked = parser().parse_args(shlex.split(module.EXAMPLE)[1:])
+    asked = parsers()[0].parse_args(shlex.split(module.EXAMPLE)[1:])
     assert asked.run is module.run
+
+
+@pytest.mark.parametrize(
+    ("line", "folder"),
+    [
+        ("robustness demo -n 200", "runs/robustness-demo"),
+        ("diagnose '/models/My Llama'", "runs/diagnose-My-Llama"),
+        ("diagnose org/name.gguf --out there", "there"),
+    ],
+)
+def test_a_run_folder_that_is_not_named_is_that_of_command_and_model(line: str, folder: str) -> None:
+    assert folder_of(parsers()[0].parse_args(shlex.split(line))) == Path(folder)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def run(asked: argparse.Namespace) -> int:
     """The script on stdout."""
     import shtab
 
-    from noisescope.cli.main import parser
+    from noisescope.cli.main import parsers
 
-    sys.stdout.write(shtab.complete(parser(), asked.shell) + "\n")
+    sys.stdout.write(shtab.complete(parsers()[0], asked.shell) + "\n")
     return 0

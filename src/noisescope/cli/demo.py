@@ -24,7 +24,13 @@ STEPS = (
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Only where it is kept."""
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="RUN", help="(default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/demo"),
+        metavar="RUN",
+        help="run folder; the demo goes on there (default: %(default)s)",
+    )
 
 
 def commands(out: Path) -> tuple[list[str], list[str], list[str]]:

@@ -14,6 +14,7 @@ from noisescope.cli.options import (
     add_model,
     add_run,
     count,
+    folder_of,
     one_of,
     order_of,
     positive,
@@ -32,13 +33,33 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser, samples=100)
     parser.add_argument("--calibration", metavar="F", help="texts for the channel level, as --data (demo:calibration)")
     group = parser.add_argument_group("what is asked")
-    group.add_argument("--mode", type=one_of("mode", MODES), default="full", metavar="M", help=f"{', '.join(MODES)}")
-    group.add_argument("--noise-scale", type=positive, default=0.05, metavar="S", help="(default: %(default)s)")
     group.add_argument(
-        "--window-size", type=count, default=3, metavar="N", help="layers a window (default: %(default)s)"
+        "--mode", type=one_of("mode", MODES), default="full", metavar="M", help=f"{', '.join(MODES)} (default: full)"
     )
-    group.add_argument("--step-size", type=count, default=1, metavar="N", help="layers apart (default: %(default)s)")
-    group.add_argument("--outlier-threshold", type=positive, default=10.0, metavar="R", help="(default: %(default)s)")
+    group.add_argument(
+        "--noise-scale",
+        type=positive,
+        default=0.05,
+        metavar="S",
+        help="relative strength of the noise (default: %(default)s)",
+    )
+    group.add_argument(
+        "--window-size", type=count, default=3, metavar="N", help="layers in a window (default: %(default)s)"
+    )
+    group.add_argument(
+        "--step-size",
+        type=count,
+        default=1,
+        metavar="N",
+        help="layers from one window to the next (default: %(default)s)",
+    )
+    group.add_argument(
+        "--outlier-threshold",
+        type=positive,
+        default=10.0,
+        metavar="R",
+        help="how many times the median channel an outlier is (default: %(default)s)",
+    )
     group.add_argument("--exhaustive", action="store_true", help="measure every window, whatever it costs")
     add_run(parser)
 
@@ -64,6 +85,6 @@ def run(asked: argparse.Namespace) -> int:
         diagnosis = examine(desk, wanted)
         desk.store.save_finding(DIAGNOSIS, diagnosis, request_of(asked))
     sys.stdout.write("\n".join(dashboard(diagnosis)) + "\n")
-    write_page(asked.out)
-    sys.stderr.write(f"kept in {asked.out}\n")
+    write_page(folder_of(asked))
+    sys.stderr.write(f"kept in {folder_of(asked)}\n")
     return 0

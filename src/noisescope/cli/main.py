@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def read_words(words: Sequence[str]) -> argparse.Namespace:
     """What a command line asks for, the file that it names read as well."""
-    whole, commands = _parsers()
+    whole, commands = parsers()
     path = named_in(words)
     if path is not None and words[0] in commands:
         fill(commands[words[0]], path)
@@ -73,13 +73,8 @@ def read_words(words: Sequence[str]) -> argparse.Namespace:
     return asked
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line with its help."""
-    return _parsers()[0]
-
-
-def _parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The whole command line, and that of each command by name."""
+def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The whole command line with its help, and that of each command by name."""
     whole = argparse.ArgumentParser(
         prog="noisescope",
         allow_abbrev=False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import re
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -92,7 +93,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """The run folder and who does the work."""
     group = parser.add_argument_group("run")
     group.add_argument(
-        "--out", type=Path, metavar="RUN", required=True, help="run folder; the same command goes on there"
+        "--out", type=Path, metavar="RUN", help="run folder; the same command goes on there (default: runs/NAME)"
     )
     group.add_argument(
         "--seeds", type=count, default=3, metavar="N", help="noise draws per item (default: %(default)s)"
@@ -101,9 +102,19 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--seed", type=whole, default=0, metavar="N", help="where the noise begins (default: %(default)s)"
     )
     group.add_argument(
-        "--workers", type=count, default=1, metavar="N", help="processes, one model copy each (default: 1)"
+        "--workers",
+        type=count,
+        default=1,
+        metavar="N",
+        help="processes, one copy of the model each (default: %(default)s)",
     )
     add_config(parser)
+
+
+def folder_of(asked: argparse.Namespace) -> Path:
+    """The run folder: the one that was asked for, else one by the names of the command and the model."""
+    command = asked.run.__module__.rpartition(".")[2]
+    return asked.out or Path("runs") / f"{command}-{re.sub(r'[^A-Za-z0-9.]+', '-', Path(asked.model).name)}"
 
 
 def order_of(asked: argparse.Namespace) -> Order:
@@ -115,7 +126,7 @@ def order_of(asked: argparse.Namespace) -> Order:
         source=asked.model,
         load_options=tuple(how_to_load(asked).items()),
         workload=read_data(asked.data, asked.samples),
-        out=asked.out,
+        out=folder_of(asked),
         calibration=None if calibration is None else read_data(calibration, None),
         metric=asked.metric,
         workers=asked.workers,

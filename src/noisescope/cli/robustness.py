@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from noisescope.cli.options import add_data, add_model, add_run, levels, order_of, request_of, write_page
+from noisescope.cli.options import add_data, add_model, add_run, folder_of, levels, order_of, request_of, write_page
 
 SUMMARY = "measure what a model keeps at several levels of noise"
 EXAMPLE = "noisescope robustness demo --noise-levels 0,0.05 -n 50 --no-threshold --out runs/robustness"
@@ -20,7 +20,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser, samples=200)
     group = parser.add_argument_group("what is asked")
     group.add_argument(
-        "--noise-levels", type=levels, default=(0.0, 0.05, 0.10), metavar="S,S,...", help="(default: 0,0.05,0.10)"
+        "--noise-levels",
+        type=levels,
+        default=(0.0, 0.05, 0.10),
+        metavar="S,S,...",
+        help="strengths, rising (default: 0,0.05,0.10)",
     )
     group.add_argument("--no-threshold", action="store_true", help="do not look for the scale that costs 10 %%")
     add_run(parser)
@@ -38,6 +42,6 @@ def run(asked: argparse.Namespace) -> int:
         found = withstand(desk, wanted, asked.noise_levels, seeks_threshold=not asked.no_threshold)
         desk.store.save_finding(ROBUSTNESS, found, request_of(asked))
     sys.stdout.write("\n".join(robustness_lines(found)) + "\n")
-    write_page(asked.out)
-    sys.stderr.write(f"kept in {asked.out}\n")
+    write_page(folder_of(asked))
+    sys.stderr.write(f"kept in {folder_of(asked)}\n")
     return 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from noisescope.core.layout import Layout
 from noisescope.core.records import Finding
+from noisescope.core.words import many
 from noisescope.measure.correlations import Correlation
 from noisescope.measure.outliers import (
     EVERYWHERE,
@@ -164,8 +165,9 @@ def _w4(worst: ChannelOutliers, steady: int) -> Remedy:
 def _w4a4(worst: ChannelOutliers, outliers: int, spread: int, modules: int) -> Remedy:
     if outliers or spread:
         why = (
-            f"{outliers} outlier channels and {spread} of {modules} modules with long tails leave 15 levels for "
-            f"a range of {worst.max_ratio:.0f} medians: factors per channel are not enough, rotations spread it"
+            f"{many(outliers, 'outlier channel')} and {spread} of {modules} modules with long tails leave 15 "
+            f"levels for a range of {worst.max_ratio:.0f} medians: factors per channel are not enough, rotations "
+            "spread it"
         )
         return Remedy("W4A4", "learned transforms (rotations, as in SpinQuant or FlatQuant)", why)
     why = f"no outliers and no long tails: blocks of 32 with a scale each (MXFP4) hold a ratio of {worst.max_ratio:.1f}"
@@ -191,9 +193,9 @@ def _layer_finding(pair: tuple[LayerChannels, ModuleChannels]) -> Finding:
     worst = module.outliers
     at = max(range(len(worst.indices)), key=lambda i: worst.ratios[i])
     statement = (
-        f"Layer {layer.layer}: {layer.outliers} outlier channels ({layer.percentage:.2f} % of {layer.channels}), the "
-        f"largest channel {worst.indices[at]} at the {worst.side} of {worst.path}, {worst.ratios[at]:.0f} times the "
-        f"median one ({worst.places[at]})"
+        f"Layer {layer.layer}: {many(layer.outliers, 'outlier channel')} ({layer.percentage:.2f} % of "
+        f"{layer.channels}), the largest channel {worst.indices[at]} at the {worst.side} of {worst.path}, "
+        f"{worst.ratios[at]:.0f} times the median one ({worst.places[at]})"
     )
     figures = (("outliers", float(layer.outliers)), ("percent", layer.percentage), ("ratio", worst.ratios[at]))
     return Finding(statement, layer.severity, figures)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from noisescope.core.words import many
 from noisescope.diagnose.channel import ChannelLevel
 from noisescope.diagnose.ledger import Answer
 from noisescope.diagnose.operator import OperatorResult
@@ -38,8 +39,8 @@ def _head(diagnosis: Diagnosis) -> list[str]:
     clean = "not measured" if diagnosis.clean is None else _plain(diagnosis.clean)
     control = {True: "exact", False: "BROKEN", None: "not measured"}[diagnosis.control.holds]
     return [
-        f"Risk {risk.level} ({risk.points:.0f} points: {risk.critical_operators} critical operators, "
-        f"{risk.avalanche_points} avalanche points, {risk.outlier_percent:.2f} % outlier channels)",
+        f"Risk {risk.level} ({risk.points:.0f} points: {many(risk.critical_operators, 'critical operator')}, "
+        f"{many(risk.avalanche_points, 'avalanche point')}, {risk.outlier_percent:.2f} % outlier channels)",
         f"{setting.metric} without noise {clean} on {setting.samples} samples; {setting.kind} noise of "
         f"{setting.scale:g}; zero-noise control {control}",
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
+from noisescope.core.words import many
 from noisescope.diagnose.ledger import Answer
 from noisescope.diagnose.operator import SCORES, OperatorResult
 from noisescope.diagnose.setting import span_name
@@ -16,7 +17,7 @@ from noisescope.diagnose.window import BANDS, AvalanchePoint, WindowResult
 from noisescope.report.grids import figure_text
 from noisescope.report.judged import figure_of, harm_unit, severity_of
 from noisescope.report.view import Action, Level
-from noisescope.report.wording import label, many, number
+from noisescope.report.wording import label, number
 
 Result = OperatorResult | WindowResult
 _PRIORITY: Mapping[Level, int] = {"critical": 1, "high": 2, "moderate": 3, "undecided": 4, "low": 5, "none": 5}

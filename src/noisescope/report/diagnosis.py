@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from noisescope.core.records import Finding
+from noisescope.core.words import many
 from noisescope.diagnose.operator import SCORES
 from noisescope.diagnose.whole import Diagnosis
 from noisescope.measure.profile import Profile
@@ -36,7 +37,7 @@ from noisescope.report.view import (
     View,
 )
 from noisescope.report.window_part import window_section
-from noisescope.report.wording import label, many, number
+from noisescope.report.wording import label, number
 
 _WORTH_A_VERDICT = ("error", "critical", "high", "moderate")
 _LIMITS = (Threshold(50.0, "MODERATE", "moderate"), Threshold(100.0, "HIGH", "high"))

@@ -5,6 +5,7 @@ It judges nothing: verdicts and ranks are those of the records.
 
 from __future__ import annotations
 
+from noisescope.core.words import many
 from noisescope.diagnose.operator import SCORES, OperatorResult
 from noisescope.diagnose.setting import elementary
 from noisescope.diagnose.whole import Diagnosis
@@ -23,7 +24,7 @@ from noisescope.report.view import (
     Table,
     Threshold,
 )
-from noisescope.report.wording import label, many
+from noisescope.report.wording import label
 
 
 def map_section(diagnosis: Diagnosis, profile: Profile) -> Section:

@@ -5,6 +5,7 @@ It judges nothing and uses the words of the records.
 
 from __future__ import annotations
 
+from noisescope.core.words import many
 from noisescope.diagnose.robustness import LevelResult, Robustness
 from noisescope.measure.indices import BRITTLENESS
 from noisescope.report.judged import figure_of, score_unit, severity_of
@@ -27,7 +28,7 @@ from noisescope.report.view import (
     Table,
     View,
 )
-from noisescope.report.wording import label, many, number
+from noisescope.report.wording import label, number
 
 
 def robustness_view(robustness: Robustness, origin: Origin) -> View:

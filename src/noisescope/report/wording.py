@@ -103,11 +103,6 @@ def points(value: float) -> str:
     return label(round(value, 1))
 
 
-def many(count: int, what: str) -> str:
-    """A count with its noun."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def limits(low: float | None, high: float | None, form: Format = "plain") -> str:
     """An interval in brackets; nothing where there is none."""
     if low is None or high is None:

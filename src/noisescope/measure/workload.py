@@ -206,14 +206,19 @@ def _item(file: Path, number: int, line: str) -> Item:
         raise _bad(file, number, f"{_short(line)} ({problem})", "one JSON object") from None
     if not isinstance(plain, dict):
         raise _bad(file, number, f"a JSON {type(plain).__name__}", f"one JSON object a line, with {ACCEPTED}")
+    return item_of(f"{file}, line {number}", plain)
+
+
+def item_of(place: str, plain: Mapping[str, Any]) -> Item:
+    """The item that fields make; `place` is where they stand."""
     present = {name for name in plain if name in KNOWN_FIELDS}
     shape = next((shape for shape, fields in FIELDS.items() if set(fields) == present), None)
     if shape is None:
-        raise _bad(file, number, f"the fields {', '.join(plain) or '(none)'}", ACCEPTED)
+        raise BadInputError(f"{place}: the fields {', '.join(map(str, plain)) or '(none)'}; expected {ACCEPTED}.")
     try:
         return MAKERS[shape](plain)
     except _UnfitError as problem:
-        raise _bad(file, number, problem.seen, problem.expected) from None
+        raise BadInputError(f"{place}: {problem.seen}; expected {problem.expected}.") from None
 
 
 class _UnfitError(Exception):

@@ -51,10 +51,10 @@ def write_report(view: View, folder: str | Path, formats: Iterable[str] = DEFAUL
         if name not in FORMATS:
             raise unknown_name("report format", name, FORMATS)
         made.update(FORMATS[name](view))
-    return [_write(Path(folder, name), content) for name, content in made.items()]
+    return [write_file(Path(folder, name), content) for name, content in made.items()]
 
 
-def _write(path: Path, content: bytes) -> Path:
+def write_file(path: Path, content: bytes) -> Path:
     """All of it or nothing: a report that is being read is never half a report."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -114,14 +114,22 @@ def diagnose(
     with evaluating(model):
         samples = given(model, batches, metric)
         others = given(model, calibration, metric) if calibration else samples
-    patient = Patient(model, layout_of(model).layers, tuple(sites(model, batches[0])), samples, others)
+    return diagnose_samples(model, samples, others, asked, out)
+
+
+def diagnose_samples(
+    model: nn.Module, samples: Samples, calibration: Samples, asked: Wanted, out: str | Path | None = None
+) -> Diagnosis:
+    """The same on samples that are ready."""
+    row = samples.batches(0, 1, device_of(model))[0].inputs
+    patient = Patient(model, layout_of(model).layers, tuple(sites(model, row)), samples, calibration)
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="noisescope-") if out is None else nullcontext(out) as folder:
         mark = "" if out is None else fingerprint(model)
         with Store(folder, about(patient, mark, threads, "noisescope.diagnose")) as store:
             executor = Serial(lambda: ModelBench(model, samples), threads=threads)
             found = examine(Desk(patient, store, executor), asked)
-            store.save_finding(DIAGNOSIS, found, Request(model=type(model).__name__))
+            store.save_finding(DIAGNOSIS, found, Request(model=type(model).__name__, workload=samples.name))
             return found
 
 

@@ -53,11 +53,15 @@ def _views(store: Store) -> Iterator[tuple[str, View]]:
         yield "Localisation", localization_view(localization, origin_of(store, LOCALIZATION))
     diagnosis = store.load_finding(DIAGNOSIS, Diagnosis)
     if diagnosis is not None:
-        profile = _profile(store, diagnosis.setting.scale)
-        yield "Diagnosis", diagnosis_view(diagnosis, origin_of(store, DIAGNOSIS), profile)
+        yield "Diagnosis", view_of_diagnosis(store, diagnosis)
     robustness = store.load_finding(ROBUSTNESS, Robustness)
     if robustness is not None:
         yield "Robustness", robustness_view(robustness, origin_of(store, ROBUSTNESS))
+
+
+def view_of_diagnosis(store: Store, diagnosis: Diagnosis) -> View:
+    """The diagnosis that a run folder keeps, alone."""
+    return diagnosis_view(diagnosis, origin_of(store, DIAGNOSIS), _profile(store, diagnosis.setting.scale))
 
 
 def _profile(store: Store, scale: float) -> Profile | None:

@@ -358,7 +358,9 @@ def test_blobs_are_named_by_their_content_and_checked(tmp_path: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
+    """Without measuring coverage, which could not write its own files on a full disk either."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    return {**own, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
 
 
 def drive(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:

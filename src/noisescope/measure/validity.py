@@ -15,6 +15,7 @@ from scipy import stats
 
 from noisescope.core.errors import BadInputError
 from noisescope.core.records import Finding
+from noisescope.core.words import many
 from noisescope.measure.power_law import PowerLaw, fit_power_law
 from noisescope.measure.statistics import FloatArray, Interval
 
@@ -121,7 +122,8 @@ def _statement(found: Sequence[Validity], left: Sequence[Validity], open_ones: S
         more = f"; {len(open_ones)} undecided" if open_ones else ""
         return f"The quadratic law of prediction is left by {len(left)} of {len(found)} groups{more}: {told}"
     if open_ones:
-        return f"The quadratic law of prediction is not seen to be left, undecided in {len(open_ones)} groups: {told}"
+        count = many(len(open_ones), "group")
+        return f"The quadratic law of prediction is not seen to be left, undecided in {count}: {told}"
     top = min(v.scales[-1] for v in found)
     within = f"by all {len(found)} groups measured, within {found[0].tolerance:.0%} up to scale {top:g}"
     return f"The quadratic law of prediction is kept {within}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -154,7 +154,11 @@ class Tally:
 
         A median, because a few huge channels at a few sites would decide a sum over all of them.
         """
-        sites = [site.relative for phase in PHASES for site in self.by_site(phase).values()]
+        return self.realised_in(PHASES)
+
+    def realised_in(self, phases: Iterable[str]) -> float:
+        """The same over the sites of some phases."""
+        sites = [site.relative for phase in phases for site in self.by_site(phase).values()]
         return statistics.median(sites) if sites else 0.0
 
 

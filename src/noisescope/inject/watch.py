@@ -137,10 +137,11 @@ class Watch:
             here.current = here.bare
 
     def _new_pass(self, place: Place) -> Pass:
-        number = self.here.passes.get(place.index, 0)
-        self.here.passes[place.index] = number + 1
+        number, learning = self.here.passes.get(place.index, 0), torch.is_grad_enabled()
+        # Passes that stay clean draw nothing, so how many there are does not change the noise of the others.
+        self.here.passes[place.index] = number + int(learning or not self.training_only)
         first = {a.serial: self.here.first.setdefault((a.serial, place.index), number) for a in self.actives}
-        return Pass(number, place.index, first, learning=torch.is_grad_enabled())
+        return Pass(number, place.index, first, learning=learning)
 
     def _recomputed(self, place: Place, tensor: Tensor | None) -> Pass:
         task, replay = torch._C._current_graph_task_id(), self.here.replay

@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-slow check bench
+.PHONY: setup demo test test-slow check bench bench-faults
 
 setup: $(READY)
 
@@ -37,3 +37,9 @@ check: $(READY)
 
 bench: $(READY)
 	@$(RUN)/python bench/cost.py
+
+# Goes on where an earlier call ended; `make bench-faults CASES=100` is a first look.
+CASES ?= 2000
+bench-faults: $(READY)
+	@mkdir -p build
+	@$(RUN)/python bench/faults.py --cases $(CASES) --out build/faults.jsonl

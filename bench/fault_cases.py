@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fault_subjects import DTYPES, REAL, SMALL, chance
@@ -63,14 +63,19 @@ def intermittent(model: Any) -> Iterator[Case]:
         yield {**case, "rate": 0.1}
 
 
-# With every group the part of it that is run where the share is 1.
+# With every group its share of the drawn cases.
 GROUPS: dict[str, tuple[Callable[[Any], Iterator[Case]], float]] = {
-    "planted": (planted, 1.0),
-    "channel": (in_channels, 4.0),
-    "strange": (strange, 2.0),
-    "several": (several, 2.0),
-    "intermittent": (intermittent, 0.5),
+    "planted": (planted, 0.55),
+    "channel": (in_channels, 0.15),
+    "strange": (strange, 0.15),
+    "several": (several, 0.075),
+    "intermittent": (intermittent, 0.075),
 }
+
+
+def drawn(cases: Iterable[Case], count: int, seed: int) -> list[Case]:
+    """So many of the cases by chance. More of the same seed begin with the same ones."""
+    return sorted(cases, key=lambda case: chance(seed, sorted(case.items())))[:count]
 
 
 def _layers(model: Any) -> list[int]:

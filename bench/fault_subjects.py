@@ -20,14 +20,14 @@ PLAIN = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "n
 REAL = {"smollm2": "demo", "minilm": "demo-encoder"}
 
 
-def model_of(name: str, dtype: str, attention: str = "sdpa") -> Any:
+def model_of(name: str, dtype: str, attention: str = "sdpa", device: str = "cpu") -> Any:
     """A model by name, without dropout."""
     if name in REAL:
-        return ns.load(REAL[name], dtype=dtype).model
+        return ns.load(REAL[name], dtype=dtype).model.to(device)
     torch.manual_seed(1)
     made = SMALL[name]()
     made.set_attn_implementation(attention)
-    return made.to(getattr(torch, dtype)).eval()
+    return made.to(getattr(torch, dtype)).to(device).eval()
 
 
 def _llama(**shape: Any) -> Any:
@@ -73,7 +73,8 @@ SMALL: dict[str, Callable[[], Any]] = {
 def batch_of(model: Any, seed: int, rows: int = 2, length: int = 24) -> dict[str, torch.Tensor]:
     """Token ids by chance."""
     generator = torch.Generator().manual_seed(seed)
-    return {"input_ids": torch.randint(3, model.config.vocab_size, (rows, length), generator=generator)}
+    ids = torch.randint(3, model.config.vocab_size, (rows, length), generator=generator)
+    return {"input_ids": ids.to(model.device)}
 
 
 def chance(*parts: object) -> float:

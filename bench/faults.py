@@ -1,12 +1,13 @@
 """How often `noisescope.locate` names the right place, and how often it accuses a healthy machine.
 
-    python bench/faults.py --share 0.02 --out faults.jsonl
+    python bench/faults.py --cases 2000 --seed 1 --out faults.jsonl
 
 Plants every fault kind at every layer and operator, in whole tensors, a tenth and a hundredth of their values, at two
 magnitudes; faults of single channels; several at once; faults that the engine does not know, always there or in one
 call in ten; and runs healthy models, the odd ones among them. A case that changed no value is counted apart. Seeds of
-faults and of checks are disjoint. `--share` takes a part of the cases at random; with `--out` a second call goes on
-where the first one ended.
+faults and of checks are disjoint. `--cases` are drawn at random from all; with `--out` a second call goes on where the
+first one ended, and more cases of the same seed begin with the same ones. `--minutes` ends a call early. `--part 0/4`
+runs every fourth case: four processes with a file each share the work, and their files put together are one.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from typing import Any
 
 import torch
 import transformers
-from fault_cases import GROUPS, Case, healthy, planted
-from fault_subjects import batch_of, chance, model_of
+from fault_cases import GROUPS, Case, drawn, healthy, planted
+from fault_subjects import REAL, batch_of, model_of
 from fault_tables import GRADED, report
 from strange_faults import STRANGE, Spoiled
 
@@ -34,9 +35,8 @@ from noisescope.runs.localising import repeats_for
 
 DTYPES = ("float32", "bfloat16")
 FAULT_SEED, CHECK_SEED = 1_000_003, 17
-# Of the cases of a large model only a part can be run in the time of a small one's.
-WEIGHT = {"smollm2": 0.02, "minilm": 0.3}
-MODELS = ("llama", "gpt2", "gemma", "minilm", "smollm2")
+# The share of the cases of each model: a case of a large one takes the time of many of a small one.
+MODELS = {"llama": 0.25, "gpt2": 0.25, "gemma": 0.25, "minilm": 0.15, "smollm2": 0.1}
 LIMITS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 
 
@@ -111,11 +111,16 @@ def run_healthy(case: Case, model: Any) -> dict[str, Any]:
     }
 
 
+class TimeIsUpError(Exception):
+    """No more cases are to be run in this call."""
+
+
 class Book:
     """The results so far, one line each."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, until: float, part: tuple[int, int]) -> None:
+        self.path, self.until, self.part = path, until, part
+        self._asked = itertools.count()
         lines = path.read_text().splitlines() if path is not None and path.exists() else []
         self.rows: dict[str, dict[str, Any]] = {}
         for line in lines:
@@ -123,50 +128,62 @@ class Book:
                 row = json.loads(line)
                 self.rows[json.dumps(row["case"], sort_keys=True)] = row
 
-    def has(self, case: Case) -> bool:
-        """Whether a case has been run."""
-        return json.dumps(case, sort_keys=True) in self.rows
+    def lacks(self, case: Case) -> bool:
+        """Whether a case has no result yet and is one of this process."""
+        mine = next(self._asked) % self.part[1] == self.part[0]
+        return mine and json.dumps(case, sort_keys=True) not in self.rows
 
     def add(self, case: Case, result: dict[str, Any]) -> None:
-        """Keep a result."""
+        """Keep a result; the last one when the time is up."""
         row = {"case": case, **result}
         self.rows[json.dumps(case, sort_keys=True)] = row
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+        if time.monotonic() > self.until:
+            raise TimeIsUpError
 
 
-def run_faults(book: Book, share: float) -> None:
-    """All fault cases of the share."""
-    for name, dtype in itertools.product(MODELS, DTYPES):
-        model = model_of(name, dtype)
+def run_faults(book: Book, asked: argparse.Namespace) -> None:
+    """So many fault cases, by chance."""
+    for name, dtype in itertools.product(asked.models, DTYPES):
+        model = model_of(name, dtype, device=asked.device)
         for group, (make, weight) in GROUPS.items():
-            part = share * weight * WEIGHT.get(name, 1.0)
-            cases = ({"group": group, "model": name, "dtype": dtype, **case} for case in make(model))
-            run_group(book, model, (case for case in cases if chance(case) < part))
+            count = round(asked.cases * MODELS[name] * weight / len(DTYPES))
+            place = {"group": group, "model": name, "dtype": dtype, **on_device(asked.device)}
+            run_group(book, model, [{**place, **case} for case in drawn(make(model), count, asked.seed)])
         print(f"{name} {dtype}: {len(book.rows)} cases so far", file=sys.stderr)
 
 
 def run_group(book: Book, model: Any, cases: Iterable[Case]) -> None:
     """The cases that have no result yet; a fault that does not fit where it is put is none."""
     for case in cases:
-        if not book.has(case):
+        if book.lacks(case):
             with contextlib.suppress(BadInputError):
                 book.add(case, run_case(case, model))
 
 
-def run_all_healthy(book: Book) -> None:
+def run_all_healthy(book: Book, asked: argparse.Namespace) -> None:
     """All healthy cases."""
     for case in healthy():
-        if not book.has(case):
-            book.add(case, run_healthy(case, model_of(case["model"], case["dtype"], case["attention"])))
+        if case["model"] in REAL and case["model"] not in asked.models:
+            continue
+        placed = {**case, **on_device(asked.device)}
+        if book.lacks(placed):
+            model = model_of(case["model"], case["dtype"], case["attention"], asked.device)
+            book.add(placed, run_healthy(placed, model))
+
+
+def on_device(device: str) -> dict[str, str]:
+    """What a case says of the device: nothing where it is the host."""
+    return {} if device == "cpu" else {"device": device}
 
 
 def run_limits(book: Book) -> None:
     """The smallest magnitude that is still found in all of three layers, going down until one is missed."""
     for dtype, kind in itertools.product(DTYPES, GRADED):
         asked = {"group": "limit", "limit": kind, "dtype": dtype}
-        if not book.has(asked):
+        if book.lacks(asked):
             book.add(asked, {"least": least_found(kind, model_of("llama", dtype))})
 
 
@@ -183,13 +200,14 @@ def least_found(kind: str, model: Any) -> float | None:
     return least
 
 
-def run_classic(book: Book, share: float) -> None:
+def run_classic(book: Book, count: int, seed: int) -> None:
     """The classical probes and the default on the same faults of whole tensors of one small model."""
     model = model_of("llama", "float32")
     inputs = batch_of(model, FAULT_SEED, rows=4)
-    for case in planted(model):
+    whole = [case for case in planted(model) if case["layer"] is not None and case["fraction"] == 1]
+    for case in drawn(whole, count, seed):
         asked = {"group": "classic", **case}
-        if case["layer"] is None or case["fraction"] < 1 or chance(asked) >= share or book.has(asked):
+        if not book.lacks(asked):
             continue
         with contextlib.suppress(BadInputError):
             with injected(case, model, (case["layer"], case["operator"], case["kind"])) as handle:
@@ -203,17 +221,38 @@ def run_classic(book: Book, share: float) -> None:
 def main() -> None:
     """Run and print."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--share", type=float, default=0.05, help="part of the fault cases to run, 0 to 1")
+    asked.add_argument("--cases", type=int, default=1000, help="fault cases to draw (default: %(default)s)")
+    asked.add_argument("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
+    asked.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS), help="of the fault cases")
+    asked.add_argument("--device", default="cpu", help="(default: %(default)s)")
+    asked.add_argument("--part", type=part_of, default=(0, 1), help="of the cases, such as 0/4 (default: all)")
+    asked.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop after so many, and print what there is"
+    )
     asked.add_argument("--out", type=Path, help="a file of results to go on from")
     args = asked.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    book = Book(args.out)
-    run_all_healthy(book)
-    run_faults(book, args.share)
-    run_limits(book)
-    run_classic(book, min(1.0, 10 * args.share))
+    book = Book(args.out, time.monotonic() + 60 * args.minutes, args.part)
+    try:
+        run_all(book, args)
+    except TimeIsUpError:
+        print("stopped early: the tables are of a part of the cases", file=sys.stderr)
     print("\n".join(report(list(book.rows.values()))))
+
+
+def run_all(book: Book, asked: argparse.Namespace) -> None:
+    """Everything that has no result yet."""
+    run_all_healthy(book, asked)
+    run_faults(book, asked)
+    run_limits(book)
+    run_classic(book, asked.cases // 10, asked.seed)
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Which of how many parts: `0/4` is the first of four."""
+    mine, _, of = text.partition("/")
+    return int(mine), int(of)
 
 
 if __name__ == "__main__":

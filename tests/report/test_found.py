@@ -6,7 +6,7 @@ import json
 import pytest
 
 from noisescope.core.codec import to_plain
-from noisescope.diagnose.localization import Localization
+from noisescope.diagnose.localization import Localization, Suspect
 from noisescope.report.advice import recommendations
 from noisescope.report.diagnosis import diagnosis_view
 from noisescope.report.document import from_json, to_json
@@ -204,7 +204,7 @@ def test_what_was_not_measured_is_listed_with_its_reason():
 def test_all_versions_and_hashes_are_there():
     (again,) = blocks(whole(), Reproduce)
     facts = {fact.name: fact.value for fact in again.facts}
-    assert facts["torch"] == "2.13.0" and facts["model"] == "5f1c09e2" and facts["seeds"] == "0, 1, 2"
+    assert facts["torch"] == "2.13.0" and facts["hash of the model"] == "5f1c09e2" and facts["seeds"] == "0, 1, 2"
     assert again.commands == (found.ORIGIN.command,)
 
 
@@ -233,6 +233,18 @@ def test_a_fault_is_named_with_the_evidence_against_it():
     (missing,) = blocks(view, NotMeasured)
     assert missing.gaps[0].what == "model.rotary_emb"
     assert view.actions[0].layers == (12,)
+
+
+def test_modules_of_one_operator_in_one_layer_are_one_thing_to_do():
+    names = ("mlp.down_proj", "mlp.up_proj", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    suspects = tuple(Suspect(3, "linear", f"model.layers.3.{name}", 9.0 - i) for i, name in enumerate(names))
+    other = Suspect(5, "softmax", "model.layers.5.self_attn", 2.0)
+    first, second = localization_view(Localization("fault", (*suspects, other)), found.ORIGIN).actions
+    assert first.issue == (
+        "It is off in 5 modules: mlp.down_proj, mlp.up_proj, self_attn.q_proj, self_attn.k_proj and more."
+    )
+    assert (first.layers, first.operators, second.layers, second.operators) == ((3,), ("linear",), (5,), ("softmax",))
+    assert second.issue == "It is off in 1 module." and (first.priority, second.priority) == (1, 2)
 
 
 def test_no_fault_is_said_in_the_words_of_the_record():

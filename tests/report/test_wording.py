@@ -10,7 +10,7 @@ from noisescope.report.wording import clean, label, limits, number, shorten
     [
         (0.1234, "percent", "", "12.3 %"),
         (0.00012, "percent", "", "0.012 %"),
-        (0.0, "percent", "", "0.0 %"),
+        (0.0, "percent", "", "0 %"),
         (-0.07, "percent", "", "-7.0 %"),
         (171.24, "times", "", "171.2\u00d7"),
         (126000, "count", "", "126,000"),
@@ -38,7 +38,7 @@ def test_a_value_too_small_for_its_places_is_not_written_as_zero():
 
 
 def test_no_value_is_written_as_minus_zero():
-    assert number(-0.0, "percent") == "0.0 %"
+    assert number(-0.0, "percent") == "0 %"
     assert number(-0.0) == "0"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from noisescope.core.records import Site
+from noisescope.core.words import many
 from noisescope.diagnose.localization import Evidence, Localization, Suspect, Verdict, Witnessed
 from noisescope.measure.judged import Judged, is_confined
 
@@ -109,10 +110,14 @@ def _confined(told: Sequence[Judged]) -> tuple[int, ...]:
 def _evidence(check: str, failed: Sequence[Witnessed]) -> Evidence:
     worst = max(one.judged.worst for one in failed)
     hits, judged = sum(one.judged.hits for one in failed), sum(one.judged.judged for one in failed)
-    size = "beyond all bounds" if math.isinf(worst) else f"up to {worst:.3g} times what rounding allows"
+    size = "beyond all bounds" if math.isinf(worst) else f"up to {_times(worst)} times what rounding allows"
     note = next((one.judged.note for one in failed if one.judged.note), "")
-    words = f"{_WORDS[check]}: {hits} of {judged} values checked are off, {size}"
+    words = f"{_WORDS[check]}: {hits:,} of {judged:,} values checked are off, {size}"
     return Evidence(check, worst, hits, judged, f"{words} ({note})" if note else words)
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.0f}" if factor >= 100.0 else f"{factor:.3g}"
 
 
 def _decides(verdict: Verdict, odd: tuple[Suspect, ...]) -> str:
@@ -132,8 +137,8 @@ def _decides(verdict: Verdict, odd: tuple[Suspect, ...]) -> str:
 def _notes(runs: Runs) -> list[str]:
     missed = 1 - (1 - runs.confidence) ** (1 / runs.repeats)
     notes = [
-        f"{runs.repeats} runs of every batch: a fault that fires in fewer than {missed:.0%} of the runs may have been "
-        f"missed ({runs.confidence:.0%} confidence)."
+        f"{many(runs.repeats, 'run')} of every batch: a fault that fires in fewer than {missed:.0%} of the runs may "
+        f"have been missed ({runs.confidence:.0%} confidence)."
     ]
     if runs.unchecked:
         notes.append(f"Not checked: {'; '.join(runs.unchecked)}.")

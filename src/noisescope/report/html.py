@@ -34,6 +34,7 @@ from noisescope.report.view import (
     Risk,
     Section,
     Severity,
+    Statement,
     Table,
     View,
 )
@@ -41,7 +42,7 @@ from noisescope.report.wording import points, shorten
 
 FIRST = 3
 # A longer text in a cell gets room; a longer table scrolls by itself.
-_PROSE, _LONG = 28, 16
+_PROSE, _ESSAY, _LONG = 28, 90, 16
 
 
 def to_html(view: View) -> str:
@@ -97,6 +98,7 @@ def _top(view: View) -> Iterator[Node]:
         element("h2", "Verdict", id="verdict"),
         element("p", _badge(view.severity), class_="word"),
         element("p", view.verdict, class_="statement"),
+        element("ul", [_statement(one) for one in view.besides], class_="besides") if view.besides else None,
         class_=f"card verdict is-{view.severity.level}",
     )
     yield element("div", verdict, _risk(view.risk) if view.risk is not None else None, class_="first")
@@ -122,6 +124,10 @@ def _badge(severity: Severity) -> Element:
 def glyph(level: Level) -> Element:
     """The shape of a level, to stand in a line of text."""
     return element("svg", shape(level, 8, 8, 6), class_="glyph", viewBox="0 0 16 16", aria_hidden="true")
+
+
+def _statement(one: Statement) -> Element:
+    return element("li", element("b", one.name), " ", _badge(one.severity), " ", one.verdict)
 
 
 def _risk(risk: Risk) -> Element:
@@ -294,7 +300,7 @@ def _cell(index: int, cell: Written, *, right: bool) -> Element:
 def _kind(cell: Written) -> str | None:
     if cell.level:
         return "sev"
-    return "prose" if len(cell.text) > _PROSE else None
+    return "essay" if len(cell.text) > _ESSAY else "prose" if len(cell.text) > _PROSE else None
 
 
 def _reproduce(block: Reproduce) -> Element:

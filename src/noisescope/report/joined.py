@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from noisescope.report.origin import AGAIN
-from noisescope.report.view import Fact, Level, Reproduce, Section, View
+from noisescope.report.view import Fact, Level, Reproduce, Risk, Section, Statement, View
 
 # What is not decided may yet be bad.
 _URGENCY: Sequence[Level] = ("critical", "high", "moderate", "undecided", "low", "none")
@@ -23,22 +23,29 @@ def joined_view(views: Mapping[str, View], title: str) -> View:
     if len(every) == 1:
         return every[0]
     by_urgency = sorted(views.items(), key=lambda named: _URGENCY.index(named[1].severity.level))
+    (_, worst), *others = by_urgency
     actions = [action for view in every for action in view.actions]
     return View(
         title=title,
         subject=", ".join(dict.fromkeys(part for view in every for part in view.subject.split(", ") if part)),
-        verdict=" ".join(_ended(f"{name}: {view.verdict}") for name, view in by_urgency),
-        severity=by_urgency[0][1].severity,
+        verdict=worst.verdict,
+        severity=worst.severity,
+        besides=tuple(Statement(name, view.severity, view.verdict) for name, view in others),
         sections=_sections(every),
         actions=tuple(sorted(actions, key=lambda action: _URGENCY.index(action.severity.level))),
-        risk=next((view.risk for view in every if view.risk is not None), None),
+        risk=_risk(every, worst),
         facts=_once(fact for view in every for fact in view.facts),
         made_by=every[0].made_by,
     )
 
 
-def _ended(sentence: str) -> str:
-    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+def _risk(views: Sequence[View], worst: View) -> Risk | None:
+    """The risk of the view that has one; it is no part of the worst verdict where that is another's."""
+    of = next((view for view in views if view.risk is not None), None)
+    if of is None or of.risk is None or of is worst:
+        return None if of is None else of.risk
+    how = f"It is that of the model under noise; the verdict is about something else. {of.risk.how}"
+    return replace(of.risk, how=how.strip())
 
 
 def _sections(views: Sequence[View]) -> tuple[Section, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from noisescope.core.words import many
 from noisescope.diagnose.localization import Evidence, Localization, Suspect
 from noisescope.report.grids import layer_name
 from noisescope.report.judged import severity_of
@@ -30,13 +31,15 @@ from noisescope.report.view import (
     Threshold,
     View,
 )
-from noisescope.report.wording import number
+from noisescope.report.wording import label
 
 _ODD = "undecided"
 # Above 1, a value is further off than rounding allows.
 _LIMITS = (Threshold(1.0, "rounding", "undecided"),)
 # The drawn suspects; the table holds all.
 _MOST = 20
+# Operators of layers that are to be tested on their own, and how many of their modules are named.
+_FIRST, _NAMED = 3, 4
 
 
 def localization_view(found: Localization, origin: Origin) -> View:
@@ -65,7 +68,7 @@ def localization_view(found: Localization, origin: Origin) -> View:
 
 def _verdict(found: Localization) -> str:
     if found.suspects:
-        return f"{_place(found.suspects[0])} does not do what it should: {_words(found.suspects[0])}."
+        return f"The operator {_place(found.suspects[0])} does not do what it should: {_words(found.suspects[0])}."
     if found.verdict == "undecided":
         return found.would_decide or "Something is odd, and nothing is certain."
     return f"No broken identity at any of the {found.checked:,} sites that were checked."
@@ -81,7 +84,10 @@ def _words(suspect: Suspect) -> str:
 
 
 def _actions(found: Localization) -> tuple[Action, ...]:
-    chosen = [_replace(suspect, index) for index, suspect in enumerate(found.suspects[:3], 1)]
+    groups: dict[tuple[int | None, str], list[Suspect]] = {}
+    for suspect in found.suspects:
+        groups.setdefault((suspect.layer, suspect.operator), []).append(suspect)
+    chosen = [_replace(group, priority) for priority, group in enumerate(list(groups.values())[:_FIRST], 1)]
     if found.would_decide:
         odd = tuple(f"{_place(suspect)}: {_words(suspect)}" for suspect in found.odd[:3])
         severity = Severity(found.verdict, "undecided")
@@ -89,19 +95,25 @@ def _actions(found: Localization) -> tuple[Action, ...]:
     return tuple(chosen)
 
 
-def _replace(suspect: Suspect, priority: int) -> Action:
-    channels = f"channels {', '.join(map(str, suspect.channels[:8]))}" if suspect.channels else ""
-    where = suspect.path if suspect.layer is None else f"layer {suspect.layer}"
-    rate = f"it fires in {number(suspect.rate, 'percent')} of the runs"
+def _replace(group: Sequence[Suspect], priority: int) -> Action:
+    """What to do about an operator of a layer, for the evidence against its worst module."""
+    worst = group[0]
+    channels = f"channels {', '.join(map(str, worst.channels[:8]))}" if worst.channels else ""
+    where = worst.path if worst.layer is None else f"layer {worst.layer}"
+    rate = f"it fires in {label(worst.rate, 'percent')} of the runs"
+    names = [".".join(suspect.path.split(".")[-2:]) for suspect in group]
+    modules = many(len(group), "module")
+    if len(group) > 1:
+        modules += f": {', '.join(names[:_NAMED])}{' and more' if len(names) > _NAMED else ''}"
     return Action(
-        _place(suspect),
-        f"Test {suspect.operator} of {where} on the machine by itself, and run it elsewhere until it is cleared",
-        f"Suspect number {priority}, worst first.",
+        _place(worst),
+        f"Test {worst.operator} of {where} on the machine by itself, and run it elsewhere until it is cleared",
+        f"It is off in {modules}.",
         severity_of("fault"),
-        tuple(part for part in (*(e.words for e in suspect.evidence), channels, rate) if part),
+        tuple(part for part in (*(e.words for e in worst.evidence), channels, rate) if part),
         priority,
-        (suspect.layer,),
-        (suspect.operator,),
+        (worst.layer,),
+        (worst.operator,),
     )
 
 

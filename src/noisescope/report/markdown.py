@@ -46,6 +46,7 @@ def _head(view: View) -> str:
         f"**Subject:** {escape(view.subject)}",
         f"**Verdict:** {escape(view.verdict)} ({escape(view.severity.word)})",
     ]
+    lines += [f"**{escape(b.name)}:** {escape(b.verdict)} ({escape(b.severity.word)})" for b in view.besides]
     if view.risk is not None:
         lines.append(_risk(view.risk))
     return "\\\n".join(lines) + ("\n\n" + _facts(view.facts) if view.facts else "")

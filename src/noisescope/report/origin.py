@@ -36,7 +36,8 @@ class Origin:
 
 def reproduce_section(origin: Origin, more: Named = ()) -> Section:
     """The command, the versions and the hashes."""
-    facts = [Fact(name, value) for name, value in (*origin.versions, *origin.settings, *origin.fingerprints, *more)]
+    facts = [Fact(name, value) for name, value in (*origin.versions, *origin.settings, *more)]
+    facts += [Fact(f"hash of the {name}", value) for name, value in origin.fingerprints]
     if origin.device:
         facts.append(Fact("device", origin.device))
     commands = (origin.command,) if origin.command else ()

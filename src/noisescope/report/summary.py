@@ -17,6 +17,8 @@ _FIRST = 3
 def to_text(view: View, width: int = 88) -> str:
     """Verdict, risk, and the three things to do, in lines of a given width."""
     lines = [shorten(view.title, width), "", *_wrapped("Verdict  ", f"{view.severity.word}. {view.verdict}", width)]
+    for one in view.besides:
+        lines += _wrapped("         ", f"{one.name}: {one.severity.word}. {one.verdict}", width)
     if view.risk is not None:
         score = "" if view.risk.score is None else f", score {points(view.risk.score)}"
         shares = "; ".join(f"{share.name} {points(share.points)}" for share in view.risk.shares)

@@ -333,8 +333,20 @@ class Action(Shown):
 
 
 @dataclass(frozen=True)
+class Statement(Shown):
+    """A verdict under the name of what it is from."""
+
+    name: str
+    severity: Severity
+    verdict: str
+
+
+@dataclass(frozen=True)
 class View(Shown):
-    """A whole report. `actions` are sorted, most urgent first; the first three are on the first screen."""
+    """A whole report. `actions` are sorted, most urgent first; the first three are on the first screen.
+
+    A report of several findings has the verdict of the worst, and the other verdicts in `besides`.
+    """
 
     title: str
     subject: str
@@ -342,6 +354,7 @@ class View(Shown):
     severity: Severity
     sections: tuple[Section, ...]
     actions: tuple[Action, ...] = ()
+    besides: tuple[Statement, ...] = ()
     risk: Risk | None = None
     facts: tuple[Fact, ...] = ()
     made_by: str = "noisescope"

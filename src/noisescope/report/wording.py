@@ -55,8 +55,10 @@ def number(value: float | None, form: Format = "plain", unit: str = "") -> str:
 
 def _written(value: float, form: Format) -> str:
     if form == "percent":
+        if value == 0:
+            return "0 %"
         # Below 1 % a fixed number of places would round most of the figure away.
-        return f"{_fixed(100 * value, 1) if abs(value) >= 0.01 or value == 0 else _plain(100 * value, 2)} %"
+        return f"{_fixed(100 * value, 1) if abs(value) >= 0.01 else _plain(100 * value, 2)} %"
     if form == "times":
         # A tenth of a thousandfold says nothing.
         return f"{_fixed(value, 1 if abs(value) < _MANIFOLD else 0)}{_TIMES}"

@@ -30,7 +30,7 @@ from noisescope.measure.given import given
 from noisescope.measure.outliers import OutlierRules
 from noisescope.model.layout import layout_of
 from noisescope.model.load import fingerprint
-from noisescope.runs.kept_keys import DIAGNOSIS, TOKENS
+from noisescope.runs.kept_keys import CALIBRATION, DIAGNOSIS, TOKENS
 from noisescope.runs.law import LawCheck, law_finding
 from noisescope.runs.observing import SCREEN_COST, channels_of, inputs_of, profile_of, tokens_of
 from noisescope.sweep.bench import ModelBench
@@ -145,7 +145,7 @@ def wanted_of(options: Mapping[str, Any]) -> Wanted:
 def about(patient: Patient, mark: str, threads: int, asked: str) -> About:
     """What a run folder has to agree in with whoever goes on in it."""
     dtype = str(next((weight.dtype for weight in patient.model.parameters()), "none")).removeprefix("torch.")
-    settings: Params = (("calibration", patient.calibration.key), ("dtype", dtype), ("threads", threads))
+    settings: Params = ((CALIBRATION, patient.calibration.key), ("dtype", dtype), ("threads", threads))
     versions = (("noisescope", VERSION), ("torch", torch.__version__))
     return About(mark, patient.samples.key, settings, str(device_of(patient.model)), versions, asked)
 

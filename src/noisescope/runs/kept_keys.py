@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from noisescope.core.codec import key_of
 
+# The setting of a run folder that names the calibration workload by its content.
+CALIBRATION = "calibration"
 DIAGNOSIS, ROBUSTNESS, LOCALIZATION = "diagnosis", "robustness", "localization"
 # What a screening looks at; more changes its ranking by less than the noise of the injections that confirm it.
 TOKENS = 1024

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from noisescope.core.records import Params
 from noisescope.diagnose.localization import Localization
 from noisescope.diagnose.robustness import Robustness
 from noisescope.diagnose.whole import Diagnosis
@@ -16,11 +15,11 @@ from noisescope.measure.profile import Profile
 from noisescope.report.diagnosis import diagnosis_view
 from noisescope.report.joined import joined_view
 from noisescope.report.localization import localization_view
-from noisescope.report.origin import Named, Origin
+from noisescope.report.origin import Origin
 from noisescope.report.robustness import robustness_view
 from noisescope.report.view import View
 from noisescope.report.writing import DEFAULT, write_report
-from noisescope.runs.kept_keys import DIAGNOSIS, LOCALIZATION, ROBUSTNESS, profile_key
+from noisescope.runs.kept_keys import CALIBRATION, DIAGNOSIS, LOCALIZATION, ROBUSTNESS, profile_key
 from noisescope.sweep.journal import RunFolderError
 from noisescope.sweep.store import Request, Store
 
@@ -73,7 +72,8 @@ def _profile(store: Store, scale: float) -> Profile | None:
 def origin_of(store: Store, name: str) -> Origin:
     """Where a finding comes from, as far as the folder says."""
     about, request = store.about, store.request_of(name) or Request()
-    hashes = (("model", about.model), ("workload", about.workload))
+    settings = dict(about.settings)
+    hashes = (("model", about.model), ("workload", about.workload), (CALIBRATION, str(settings.pop(CALIBRATION, ""))))
     return Origin(
         model=_model_name(store, request),
         workload=request.workload,
@@ -81,14 +81,10 @@ def origin_of(store: Store, name: str) -> Origin:
         command=request.command or about.asked,
         remark=request.remark,
         versions=about.versions,
-        settings=_named(about.settings),
+        settings=tuple((name, str(value)) for name, value in settings.items()),
         fingerprints=tuple((what, mark) for what, mark in hashes if mark),
     )
 
 
 def _model_name(store: Store, request: Request) -> str:
     return request.model or f"model {store.about.model[:_SHORT]}".strip()
-
-
-def _named(settings: Params) -> Named:
-    return tuple((name, str(value)) for name, value in settings)

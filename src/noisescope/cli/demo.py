@@ -9,17 +9,33 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from noisescope.diagnose.operator import OperatorResult
+    from noisescope.sweep.store import Store
 
 SUMMARY = "show the main job on the embedded model, end to end"
 EXAMPLE = "noisescope demo"
-FAULT = ("--ground-truth-layer", "10", "--fault-type", "dead_zone", "--fault-operator", "linear")
-STEPS = (
-    "What does noise cost: which operators, which layers, and which channels stand out?",
-    "A fault is planted in the linear layers of layer 10. Is it found without a second machine?",
-)
+LAYER, KIND, OPERATOR = 10, "dead_zone", "linear"
+WIDTH = 88
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the demo: what it answers, what it does, its words, and what it found in a line or a few."""
+
+    question: str
+    what: str
+    words: tuple[str, ...]
+    answer: Callable[[Store], Iterable[str]]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,34 +49,155 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def commands(out: Path) -> tuple[list[str], list[str], list[str]]:
-    """The three command lines that the demo consists of."""
+def steps(out: Path) -> tuple[Step, ...]:
+    """What the demo does before the report."""
     workers = str(min(2, os.cpu_count() or 1))
-    data = ["--data", "demo:texts", "--calibration", "demo:calibration"]
+    data = ("--data", "demo:texts", "--calibration", "demo:calibration", "--samples", "40")
+    fault = ("--ground-truth-layer", str(LAYER), "--fault-type", KIND, "--fault-operator", OPERATOR)
     return (
-        ["diagnose", "demo", *data, "--samples", "40", "--workers", workers, "--out", str(out)],
-        ["locate", "demo", *FAULT, "--samples", "2", "--repeats", "1", "--out", str(out)],
-        ["report", str(out), "--format", "html,md,json"],
+        Step(
+            "Where is this model fragile?",
+            "Random errors of 5 % are put into its operators and its layers, and what they add to the loss on 40 short "
+            "texts is measured. One backward pass says first where to look. Its channels are watched for outliers.",
+            ("diagnose", "demo", *data, "--workers", workers, "--out", str(out)),
+            _fragile,
+        ),
+        Step(
+            "Would a faulty chip be found, with no healthy one to compare with?",
+            f"A simulated defect sets small values to 0 in the {OPERATOR} operators of layer {LAYER}. Every operator "
+            "call is held against its own arithmetic, which says nothing of where the defect is.",
+            ("locate", "demo", *fault, "--samples", "2", "--repeats", "1", "--out", str(out)),
+            _faulty,
+        ),
     )
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Each command with its question, then the report's first screen and where it is."""
+    """Each command with its question and its answer, then what to do and where the report is."""
+    from noisescope.runs.reporting import report
+    from noisescope.sweep.store import Store
+
+    began, todo = time.monotonic(), steps(asked.out)
+    _say(
+        "noisescope on SmolLM2-135M-Instruct, a small language model. It takes about 3 minutes on two free cores; what "
+        f"is measured is kept in {asked.out}, and a second run goes on from there."
+    )
+    answers: list[str] = []
+    for number, step in enumerate(todo, 1):
+        _announce(number, len(todo), step)
+        _run(step.words)
+        found = list(step.answer(Store(asked.out)))
+        for line in found:
+            _say(line, first="  > ", then="    ")
+        answers += found
+    (page,) = report(asked.out, ("html",))
+    _close(answers, asked.out, page, time.monotonic() - began)
+    return 0
+
+
+def _run(words: tuple[str, ...]) -> None:
+    """One command, its own results left to the report."""
     from noisescope.cli.main import read_words
 
-    *measuring, reporting = commands(asked.out)
-    for question, words in zip(STEPS, measuring, strict=True):
-        _announce(question, words)
-        with redirect_stdout(StringIO()):
-            one = read_words(words)
-            one.run(one)
-    _announce("What was found", reporting)
-    last = read_words(reporting)
-    status: int = last.run(last)
-    sys.stdout.write(f"\nOpen {(asked.out / 'report.html').resolve()} in a browser.\n")
-    return status
+    with redirect_stdout(StringIO()):
+        one = read_words(words)
+        one.run(one)
 
 
-def _announce(question: str, words: list[str]) -> None:
-    sys.stdout.write(f"\n{question}\n  $ noisescope {' '.join(words)}\n\n")
+def _announce(number: int, of: int, step: Step) -> None:
+    sys.stdout.write(f"\nStep {number} of {of}: {step.question}\n")
+    _say(step.what, first="  ", then="  ")
+    sys.stdout.write(f"  $ noisescope {' '.join(step.words)}\n")
     sys.stdout.flush()
+
+
+def _close(answers: Iterable[str], out: Path, page: Path, seconds: float) -> None:
+    """The answers once more, what to do about them, the page, and what comes next."""
+    from noisescope.runs.reporting import view_of
+    from noisescope.sweep.progress import duration
+    from noisescope.sweep.store import Store
+
+    sys.stdout.write(f"\nDone in {duration(seconds)}. What was found\n")
+    for line in answers:
+        _say(line, first="  - ", then="    ")
+    sys.stdout.write("\nThe three things to do first\n")
+    for number, action in enumerate(view_of(Store(out)).actions[:3], 1):
+        _say(f"{action.action} ({action.severity.word}: {action.component})", first=f"  {number}. ", then="     ")
+    sys.stdout.write(
+        "\nThe report, with every figure, its interval and how to get it again; open it in a browser\n"
+        f"  {page.resolve()}\n"
+        "\nThe same for a model of your own\n"
+        "  noisescope diagnose MODEL --data questions.jsonl --out runs/mine\n"
+        "  noisescope locate MODEL --out runs/mine\n"
+    )
+
+
+def _say(text: str, first: str = "", then: str = "") -> None:
+    sys.stdout.write("\n".join(textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=then)) + "\n")
+    sys.stdout.flush()
+
+
+def _fragile(store: Store) -> Iterable[str]:
+    """The worst operator, window and layer of channels, from the diagnosis that was kept."""
+    from noisescope.core.words import many
+    from noisescope.diagnose.whole import Diagnosis
+    from noisescope.report.wording import label, number
+    from noisescope.runs.kept_keys import DIAGNOSIS
+
+    found = store.load_finding(DIAGNOSIS, Diagnosis)
+    if found is None:
+        return
+    noise = label(found.setting.scale, "percent")
+    measured = [one for one in found.operators if one.answer.harm is not None]
+    if measured:
+        yield (
+            f"Operators: noise of {noise} in {measured[0].operator} costs {_cost(measured[0])} "
+            f"({measured[0].verdict.name.lower()}), {_rest(measured[1:])}."
+        )
+    windows = [one for one in found.windows if one.answer.harm is not None]
+    if windows:
+        worst = max(windows, key=lambda one: one.answer.harm.estimate if one.answer.harm else 0.0)
+        harm = number(worst.answer.harm.estimate if worst.answer.harm else None, "percent")
+        points = many(len(found.points), "avalanche point") if found.points else "no place where errors pile up"
+        yield f"Layers: {worst.name} are the most sensitive and cost {harm} ({worst.verdict.name}); {points}."
+    if found.channels is not None and found.channels.layers:
+        peak = max(found.channels.layers, key=lambda one: one.max_ratio)
+        yield (
+            f"Channels: {many(sum(one.outliers for one in found.channels.layers), 'channel')} of "
+            f"{sum(one.channels for one in found.channels.layers):,} are more than 10 times as large as the median "
+            f"one, in layer {peak.layer} up to {peak.max_ratio:,.0f} times. They make low-bit formats lossy."
+        )
+
+
+def _cost(result: OperatorResult) -> str:
+    from noisescope.report.wording import number
+
+    harm = result.answer.harm
+    return number(None if harm is None else harm.estimate, "percent")
+
+
+def _rest(others: list[OperatorResult]) -> str:
+    if not others:
+        return "and it is the only operator"
+    return f"every other kind at most {_cost(others[0])} ({others[0].verdict.name.lower()})"
+
+
+def _faulty(store: Store) -> Iterable[str]:
+    """Whether and at which rank the planted fault was found."""
+    from noisescope.core.words import many
+    from noisescope.diagnose.localization import Localization
+    from noisescope.runs.kept_keys import LOCALIZATION
+
+    found = store.load_finding(LOCALIZATION, Localization)
+    if found is None:
+        return
+    rank = found.rank_of(LAYER, OPERATOR)
+    if rank is None:
+        yield f"Fault: the planted defect in layer {LAYER} was missed; the verdict is {found.verdict}."
+        return
+    wrong = [one for one in found.suspects if (one.layer, one.operator) != (LAYER, OPERATOR)]
+    accused = f"{many(len(wrong), 'other place')} accused as well" if wrong else "nothing else was accused"
+    yield (
+        f"Fault: {OPERATOR} of layer {LAYER} was found at rank {rank} among the {found.checked:,} places that were "
+        f"checked, and {accused}."
+    )

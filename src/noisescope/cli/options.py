@@ -35,6 +35,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="Hugging Face folder or name, GGUF file, checkpoint with --config-from, or demo (SmolLM2-135M-Instruct)",
     )
+    add_loading(parser)
+
+
+def add_loading(parser: argparse.ArgumentParser) -> None:
+    """How a model is loaded."""
     group = parser.add_argument_group("loading")
     group.add_argument("--device", default="cpu", metavar="D", help=f"{', '.join(DEVICES)}, or one by number: cuda:1")
     group.add_argument("--dtype", metavar="T", help="float32, bfloat16 or float16; as the weights are, if left out")

@@ -103,7 +103,8 @@ def _float(name: str) -> Format:
     return Format(partial(round_to, name), partial(_peak_to, GRIDS[name].largest), bare=True)
 
 
-def _integer(levels: int) -> Format:
+def integer(levels: int) -> Format:
+    """Whole numbers from -levels to levels, the peak at the end."""
     return Format(partial(_round_integer, levels), partial(_peak_to, float(levels)), bare=False)
 
 
@@ -128,8 +129,8 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "fp16": _float("fp16"),
         "fp8_e4m3": _float("fp8_e4m3"),
         "fp8_e5m2": _float("fp8_e5m2"),
-        "int8": _integer(127),
-        "int4": _integer(7),
+        "int8": integer(127),
+        "int4": integer(7),
         "fp4_e2m1": _float("fp4_e2m1"),
         "mxfp4": Format(partial(round_to, "fp4_e2m1"), _shared_power, bare=False),
     }
@@ -167,10 +168,11 @@ def _scale(name: str, x: Tensor, params: Mapping[str, Any]) -> Tensor | None:
         return form.scale(peak(x))
     if granularity == "channel":
         return form.scale(x.reshape(-1, x.shape[-1]).abs().amax(0))
-    return _per_block(x, form, block)
+    return per_block(x, form, block)
 
 
-def _per_block(x: Tensor, form: Format, block: object) -> Tensor:
+def per_block(x: Tensor, form: Format, block: object) -> Tensor:
+    """The scale of every value, from the peak of the block of neighbours in its row that it belongs to."""
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
         raise BadInputError(f"block {block!r}: expected the number of neighbouring values that share a scale, >= 1.")
     width = x.shape[-1]

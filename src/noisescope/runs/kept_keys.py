@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from noisescope.core.codec import key_of
+from noisescope.core.precision import WeightFormat
 
 # The setting of a run folder that names the calibration workload by its content.
 CALIBRATION = "calibration"
-DIAGNOSIS, ROBUSTNESS, LOCALIZATION = "diagnosis", "robustness", "localization"
+DIAGNOSIS, ROBUSTNESS, LOCALIZATION, PRECISION = "diagnosis", "robustness", "localization", "precision"
 # What a screening looks at; more changes its ranking by less than the noise of the injections that confirm it.
 TOKENS = 1024
 
@@ -24,3 +25,8 @@ def profile_key(workload: str, scale: float) -> str:
 def channels_key(workload: str, layers: Sequence[str]) -> str:
     """Of the channel statistics, by the content hash of the calibration workload."""
     return key_of(("channels", workload, tuple(layers), TOKENS))
+
+
+def weights_key(workload: str, form: WeightFormat, draws: int, paths: Sequence[str]) -> str:
+    """Of the predicted harm of weights in a format, by the content hash of the workload."""
+    return key_of(("weights", workload, form, draws, tuple(paths), TOKENS))

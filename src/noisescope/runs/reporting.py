@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from noisescope.core.precision import PrecisionMap
 from noisescope.diagnose.localization import Localization
 from noisescope.diagnose.robustness import Robustness
 from noisescope.diagnose.whole import Diagnosis
@@ -16,10 +17,11 @@ from noisescope.report.diagnosis import diagnosis_view
 from noisescope.report.joined import joined_view
 from noisescope.report.localization import localization_view
 from noisescope.report.origin import Origin
+from noisescope.report.precision import precision_view
 from noisescope.report.robustness import robustness_view
 from noisescope.report.view import View
 from noisescope.report.writing import DEFAULT, write_report
-from noisescope.runs.kept_keys import CALIBRATION, DIAGNOSIS, LOCALIZATION, ROBUSTNESS, profile_key
+from noisescope.runs.kept_keys import CALIBRATION, DIAGNOSIS, LOCALIZATION, PRECISION, ROBUSTNESS, profile_key
 from noisescope.sweep.journal import RunFolderError
 from noisescope.sweep.store import Request, Store
 
@@ -36,11 +38,11 @@ def view_of(store: Store) -> View:
     views = dict(_views(store))
     if not views:
         raise RunFolderError(
-            f"{store.folder}: holds {len(store.readings())} readings and no finding of {DIAGNOSIS}, {ROBUSTNESS} or "
-            f"{LOCALIZATION}, so there is nothing to report; repeat the command that made it: "
+            f"{store.folder}: holds {len(store.readings())} readings and no finding of {DIAGNOSIS}, {ROBUSTNESS}, "
+            f"{LOCALIZATION} or {PRECISION}, so there is nothing to report; repeat the command that made it: "
             f"{store.about.asked or 'not noted'}"
         )
-    asked = [store.request_of(name) for name in (DIAGNOSIS, ROBUSTNESS, LOCALIZATION)]
+    asked = [store.request_of(name) for name in (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, PRECISION)]
     request = next((one for one in asked if one is not None), Request())
     return joined_view(views, f"Report on {_model_name(store, request)}")
 
@@ -56,6 +58,9 @@ def _views(store: Store) -> Iterator[tuple[str, View]]:
     robustness = store.load_finding(ROBUSTNESS, Robustness)
     if robustness is not None:
         yield "Robustness", robustness_view(robustness, origin_of(store, ROBUSTNESS))
+    precision = store.load_finding(PRECISION, PrecisionMap)
+    if precision is not None:
+        yield "Precision map", precision_view(precision, origin_of(store, PRECISION))
 
 
 def view_of_diagnosis(store: Store, diagnosis: Diagnosis) -> View:

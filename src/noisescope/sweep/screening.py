@@ -40,11 +40,13 @@ def screen(
     model: nn.Module, batches: Sequence[Batch], *, scale: float = 0.05, draws: int = 1, seed: int = 0
 ) -> Profile:
     """Predict the harm of relative noise at every site from `draws` backward passes per batch."""
-    _check(batches, scale, draws)
+    if not is_number(scale) or not 0 < scale < float("inf"):
+        raise BadInputError(f"scale {scale!r}: expected a finite number > 0.")
+    check_batches(batches, draws)
     # A compiled graph cannot be listened to; the module it was made from gives the same.
     model = getattr(model, "_orig_mod", model)
     squares, tokens = Squares(), 0
-    with evaluating(model), without_cache(model), _only_activations(model):
+    with evaluating(model), without_cache(model), only_activations(model):
         for number, batch in enumerate(batches):
             keys = [mix(site_key("screen"), seed, number, draw) for draw in range(draws)]
             tokens += _send_back(model, batch, squares, keys)
@@ -54,9 +56,8 @@ def screen(
     return Profile(scale, tokens, draws, {site: float(c.sum()) for site, c in channels.items()}, channels)
 
 
-def _check(batches: Sequence[Batch], scale: float, draws: int) -> None:
-    if not is_number(scale) or not 0 < scale < float("inf"):
-        raise BadInputError(f"scale {scale!r}: expected a finite number > 0.")
+def check_batches(batches: Sequence[Batch], draws: int) -> None:
+    """Refuse what nothing can be predicted from."""
     if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
         raise BadInputError(f"draws {draws!r}: expected a whole number >= 1.")
     if isinstance(batches, Mapping) or not batches:
@@ -81,20 +82,27 @@ def _send_back(model: nn.Module, batch: Batch, squares: Squares, keys: list[int]
         Injecting(model, heard, strict=False, sensor=squares.listen),
         Injecting(model, seen, strict=False, witness=squares.witness),
     ):
-        out, is_logits = answer_of(model(**_inputs(batch)))
+        out, is_logits = answer_of(model(**differentiable_inputs(batch)))
+    return send_directions(out, judged_of(batch, out), keys, is_logits=is_logits)
+
+
+def send_directions(out: Tensor, mask: Tensor, keys: Sequence[int], *, is_logits: bool) -> int:
+    """A backward per key of a random direction whose second moment is the Fisher information of the answer.
+
+    Returns how many tokens are judged.
+    """
     if not out.requires_grad:
         raise BadInputError(
             "no gradient leads from the inputs to the output: expected a model with torch.nn.Embedding or with "
             "floating-point inputs, whose forward does not run under no_grad."
         )
-    mask = judged_of(batch, out)
     for number, key in enumerate(keys):
         direction = fisher_direction(out.detach(), mask, Draw(key), is_logits=is_logits)
         torch.autograd.backward(out, direction, retain_graph=number + 1 < len(keys))
     return int(mask.sum())
 
 
-def _inputs(batch: Batch) -> dict[str, Tensor]:
+def differentiable_inputs(batch: Batch) -> dict[str, Tensor]:
     """Without labels, for a loss is of no use; the graph starts at inputs that are numbers."""
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     floating = [name for name, value in inputs.items() if isinstance(value, Tensor) and value.is_floating_point()]
@@ -102,7 +110,7 @@ def _inputs(batch: Batch) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _only_activations(model: nn.Module) -> Iterator[None]:
+def only_activations(model: nn.Module) -> Iterator[None]:
     """No gradients of weights, which would cost a third of the backward; the graph starts at the embeddings."""
     wanted = {weight: weight.requires_grad for weight in model.parameters()}
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]

@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-slow check bench bench-faults
+.PHONY: setup demo test test-slow test-ray check bench bench-faults
 
 setup: $(READY)
 
@@ -27,6 +27,11 @@ test: $(READY)
 # One at a time: among these are the ones that measure speed.
 test-slow: $(READY)
 	@$(RUN)/python -m pytest -m slow
+
+# On a real Ray cluster of several nodes, all on this machine.
+test-ray: $(READY)
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
+	@$(RUN)/python -m pytest -m "slow or not slow" tests/sweep/test_ray.py tests/contracts/test_executor_contract.py
 
 check: $(READY)
 	$(RUN)/ruff format --check

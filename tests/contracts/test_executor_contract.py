@@ -10,24 +10,49 @@ from typing import Any
 import pytest
 
 from contracts.benches import NumericBench, TorchBench, broken, expected, log_of, no_model, texts, trials
+from contracts.ray_nodes import nodes
 from noisescope.core.codec import encode, key_of
 from noisescope.core.errors import BadInputError, LoadError
 from noisescope.sweep.executors.process import Processes
+from noisescope.sweep.executors.ray import Actors
 from noisescope.sweep.executors.serial import Serial
 
 EXECUTORS: dict[str, Callable[..., Any]] = {
     "serial": Serial,
     "process": lambda make_bench, **settings: Processes(make_bench, 2, **settings),
+    "ray": Actors,
 }
+# Ray's own test cluster leaves sockets and processes to the garbage collector.
+RAY_MARKS = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+KINDS = [pytest.param(name, marks=RAY_MARKS if name == "ray" else ()) for name in EXECUTORS]
 
 
-@pytest.fixture(params=EXECUTORS)
-def made(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """Two nodes with a place each."""
+    pytest.importorskip("ray", reason="Ray is not installed; pip install 'noisescope[ray]'")
+    with nodes({}, head_cpus=1):
+        yield
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return str(request.param)
+
+
+@pytest.fixture
+def made(kind: str) -> Iterator[Callable[..., Any]]:
     """Makes executors of one kind, and closes them after the test."""
     alive = []
 
     def make(make_bench: Callable[[], Any], threads: int = 1) -> Any:
-        alive.append(EXECUTORS[request.param](make_bench, threads=threads))
+        alive.append(EXECUTORS[kind](make_bench, threads=threads))
         return alive[-1]
 
     yield make
@@ -81,16 +106,16 @@ def test_threads_have_to_be_a_number(made: Callable[..., Any], threads: object) 
         made(NumericBench(), threads=threads)
 
 
-def test_readings_of_a_model_are_the_same_to_the_bit_everywhere() -> None:
+def test_readings_of_a_model_are_the_same_to_the_bit_everywhere(kind: str) -> None:
     import torch
 
     before = torch.get_num_threads()
-    found = {}
     for threads in (1, 2):
-        for name, make in EXECUTORS.items():
+        found = []
+        for make in (Serial, EXECUTORS[kind]):
             executor = make(TorchBench, threads=threads)
-            with executor if name != "serial" else nullcontext():
-                found[name] = texts({key_of(r.trial): r for r in executor.run(trials(6))})
-        assert len(found["serial"]) == 6 and f"{threads}.0]" in next(iter(found["serial"].values()))
-        assert all(readings == found["serial"] for readings in found.values())
+            with executor if hasattr(executor, "close") else nullcontext():
+                found.append(texts({key_of(r.trial): r for r in executor.run(trials(6))}))
+        assert len(found[0]) == 6 and f"{threads}.0]" in next(iter(found[0].values()))
+        assert found[0] == found[1]
     assert torch.get_num_threads() == before

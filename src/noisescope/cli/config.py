@@ -64,6 +64,8 @@ def _value(action: argparse.Action, entry: Entry) -> Any:
         if not isinstance(entry.value, bool):
             raise BadInputError(f"{entry.place}: {entry.name} is {entry.value!r}; expected true or false.")
         return entry.value
+    if action.nargs == "?" and entry.value is True:
+        return action.const
     parts = entry.value if isinstance(entry.value, list) else [entry.value]
     if not parts or not all(isinstance(part, str | int | float) and not isinstance(part, bool) for part in parts):
         raise BadInputError(f"{entry.place}: {entry.name} is {entry.value!r}; expected a text or a number.")

@@ -20,12 +20,15 @@ from noisescope.core.errors import BadInputError, unknown_name
 if TYPE_CHECKING:
     from noisescope.measure.workload import Workload
     from noisescope.runs.ordering import Order
+    from noisescope.sweep.executors.ray import Cluster
     from noisescope.sweep.store import Request
     from noisescope.sweep.subject import Subject
 
 DEVICES = ("cpu", "cuda", "npu", "mps", "xpu")
 N = TypeVar("N", int, float)
 DEMO, TASK = "demo:", "task:"
+# What Ray calls the devices that it hands out one by one.
+_USUAL_ROOM = {"cuda": (("CPU", 1.0), ("GPU", 1.0)), "npu": (("CPU", 1.0), ("NPU", 1.0))}
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +116,19 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes, one copy of the model each (default: %(default)s)",
     )
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="work on a Ray cluster in place of --workers: the one at RAY_ADDRESS or on this machine, else a new one",
+    )
+    group.add_argument(
+        "--ray-worker",
+        type=resources,
+        metavar="NAME=N,...",
+        help="what each Ray worker takes, such as CPU=4 or NPU=1,CPU=2 (default: CPU=1, and 1 of the --device)",
+    )
     add_config(parser)
 
 
@@ -135,8 +151,24 @@ def order_of(asked: argparse.Namespace) -> Order:
         calibration=None if calibration is None else read_data(calibration, None),
         metric=asked.metric,
         workers=asked.workers,
+        cluster=cluster_of(asked),
         asked=asked.command_line,
     )
+
+
+def cluster_of(asked: argparse.Namespace) -> Cluster | None:
+    """The Ray cluster that is to do the work, if one is to."""
+    from noisescope.sweep.executors.ray import Cluster
+
+    if asked.ray is None:
+        if asked.ray_worker is not None:
+            raise BadInputError("--ray-worker without --ray: it says what a worker on a Ray cluster takes.")
+        return None
+    if asked.workers != 1:
+        raise BadInputError(
+            f"--workers {asked.workers} with --ray: on a Ray cluster there are as many workers as fit; leave one out."
+        )
+    return Cluster(asked.ray, asked.ray_worker or _USUAL_ROOM.get(asked.device.partition(":")[0], (("CPU", 1.0),)))
 
 
 def request_of(asked: argparse.Namespace, remark: str = "") -> Request:
@@ -187,6 +219,17 @@ def levels(text: str) -> tuple[float, ...]:
     if sorted(set(found)) != list(found):
         raise argparse.ArgumentTypeError(f"{text!r}: expected levels that rise, such as 0,0.05,0.10.")
     return found
+
+
+def resources(text: str) -> tuple[tuple[str, float], ...]:
+    """Amounts of resources of a Ray cluster by name."""
+    found = {}
+    for part in text.split(","):
+        name, _, amount = part.partition("=")
+        if not name.strip() or name.strip() in found:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected each name once, such as NPU=1,CPU=2.")
+        found[name.strip()] = _number(amount, float, "amounts such as NPU=1,CPU=2", lambda x: 0 < x < math.inf)
+    return tuple(sorted(found.items()))
 
 
 def one_of(what: str, names: Collection[str]) -> Callable[[str], str]:

@@ -193,6 +193,8 @@ class Ledger:
 
     def _advance(self, climbs: Sequence[Climb], rounds: int, *, until_decided: bool) -> None:
         """One chunk at a time for all of them, so that as many trials as possible can run side by side."""
+        if self.setting.exhaustive:
+            self._ask_ahead(climbs, rounds)
         while not self.waits:
             active = [climb for climb in climbs if self._goes_on(climb, rounds, until_decided=until_decided)]
             if not active:
@@ -201,6 +203,14 @@ class Ledger:
             if not self.waits:
                 for climb, key, reading in parts:
                     self._take(climb, key, reading)
+
+    def _ask_ahead(self, climbs: Sequence[Climb], rounds: int) -> None:
+        """All at once, because nothing ends early: workers then need not wait for each other after each chunk."""
+        for round_ in range(rounds):
+            for chunk, (start, stop) in enumerate(self.setting.spans):
+                share = (stop - start) / self.setting.samples
+                for climb in climbs:
+                    self.ask(climb.unit.trial(self.setting, chunk, round_), climb.unit.cost(self.setting) * share)
 
     def _goes_on(self, climb: Climb, rounds: int, *, until_decided: bool) -> bool:
         if climb.gaps or (until_decided and climb.verdict is not None):

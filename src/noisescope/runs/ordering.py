@@ -7,29 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
 from noisescope.core.records import Params
-from noisescope.measure.batches import Settings, prepare
+from noisescope.measure.batches import Samples, Settings, prepare
 from noisescope.measure.metrics import USUAL
 from noisescope.measure.workload import Workload
 from noisescope.runs.diagnosing import Desk, Patient, about
 from noisescope.sweep.bench import BenchMaker, ModelBench, Task
 from noisescope.sweep.executors.process import Processes
+from noisescope.sweep.executors.ray import Actors, Cluster
 from noisescope.sweep.executors.serial import Serial
+from noisescope.sweep.packed import packed
 from noisescope.sweep.store import Store
-from noisescope.sweep.subject import load
+from noisescope.sweep.study import Executor
+from noisescope.sweep.subject import Subject, load
 
 CALIBRATED_BY = "nll"
 
 
 @dataclass(frozen=True)
 class Order:
-    """The model by name, the workloads, and how the run is done. No metric is the usual one of the items' shape."""
+    """The model by name, the workloads, and how the run is done. No metric is the usual one of the items' shape.
+
+    With a cluster it does the work, and `workers` says nothing.
+    """
 
     source: str
     load_options: Params
@@ -38,6 +45,7 @@ class Order:
     calibration: Workload | None = None
     metric: str | None = None
     workers: int = 1
+    cluster: Cluster | None = None
     asked: str = ""
 
 
@@ -53,11 +61,44 @@ def opened(order: Order, stream: TextIO | None) -> Iterator[Desk]:
     if order.calibration is not None:
         calibration = prepare(order.calibration, subject.tokenizer, CALIBRATED_BY, settings)
     patient = Patient(subject.model, subject.layers, subject.sites, samples, calibration)
-    threads = max(1, torch.get_num_threads() // order.workers)
+    threads = _threads(order)
+    with (
+        Store(order.out, about(patient, subject.fingerprint, threads, order.asked)) as store,
+        _hired(order, subject, samples, task, threads) as executor,
+    ):
+        yield Desk(patient, store, executor, stream)
+
+
+def _threads(order: Order) -> int:
+    """How many threads each worker computes with, which is a part of what a run is."""
+    if order.cluster is None:
+        return max(1, torch.get_num_threads() // order.workers)
+    return max(1, int(dict(order.cluster.needs).get("CPU", 1)))
+
+
+@contextmanager
+def _hired(order: Order, subject: Subject, samples: Samples, task: Task, threads: int) -> Iterator[Executor]:
     maker = BenchMaker(order.source, (task,), order.load_options, subject.fingerprint)
-    with Store(order.out, about(patient, subject.fingerprint, threads, order.asked)) as store:
-        if order.workers == 1:
-            yield Desk(patient, store, Serial(lambda: ModelBench(subject.model, samples), threads=threads), stream)
-            return
-        with Processes(maker, order.workers, threads=threads) as executor:
-            yield Desk(patient, store, executor, stream)
+    if order.cluster is not None:
+        maker = replace(maker, source=_absolute(order.source), load_options=_elsewhere(order.load_options))
+        shared = partial(packed, subject.model, subject.tokenizer, (task,))
+        with Actors(maker, threads=threads, cluster=order.cluster, shared=shared) as actors:
+            yield actors
+    elif order.workers > 1:
+        with Processes(maker, order.workers, threads=threads) as processes:
+            yield processes
+    else:
+        yield Serial(lambda: ModelBench(subject.model, samples), threads=threads)
+
+
+def _elsewhere(load_options: Params) -> Params:
+    """How an actor loads, whose Ray shows it no device but its own, and whose folder is another one."""
+    options: dict[str, Any] = dict(load_options)
+    options["device"] = options.get("device", "cpu").partition(":")[0]
+    options["config_from"] = options.get("config_from") and _absolute(options["config_from"])
+    return tuple(options.items())
+
+
+def _absolute(source: str) -> str:
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source

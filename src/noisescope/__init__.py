@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from noisescope.core.records import Site as Site
     from noisescope.core.records import fault as fault
     from noisescope.core.records import noise as noise
+    from noisescope.runs.capturing import capture as capture
+    from noisescope.runs.comparing import compare as compare
     from noisescope.runs.diagnosing import diagnose as diagnose
     from noisescope.runs.localising import locate as locate
     from noisescope.sweep.injecting import inject as inject
@@ -32,6 +34,8 @@ _HOME = {
     "Corruption": "noisescope.core.records",
     "NoisescopeError": "noisescope.core.errors",
     "Site": "noisescope.core.records",
+    "capture": "noisescope.runs.capturing",
+    "compare": "noisescope.runs.comparing",
     "diagnose": "noisescope.runs.diagnosing",
     "fault": "noisescope.core.records",
     "inject": "noisescope.sweep.injecting",
@@ -46,6 +50,8 @@ __all__ = [
     "NoisescopeError",
     "Site",
     "__version__",
+    "capture",
+    "compare",
     "diagnose",
     "fault",
     "inject",

@@ -1,0 +1,170 @@
+"""Compares two systems: two captures, or two models in this process. What `noisescope.compare` does.
+
+Two models run together, each operator of the second on the inputs of the first. Conclusions are drawn in
+`noisescope.diagnose.comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisescope.core.errors import BadInputError
+from noisescope.core.records import is_number
+from noisescope.diagnose.comparison import Comparison, Question, Side, conclude, key_of
+from noisescope.measure.capture_file import Capture, CaptureError, Manifest, read_capture, require_match
+from noisescope.measure.contrast import coarser_of, contrasts, unmatched
+from noisescope.measure.sketch import Sketcher
+from noisescope.runs.capturing import Keeping, captured, checked, few_of, inputs_of, is_coarse, mask_of
+from noisescope.sweep.dithering import Values, answer_of, values_of
+from noisescope.sweep.evaluating import evaluating
+from noisescope.sweep.laying import Laid
+from noisescope.sweep.tapping import Tap, Tapping
+
+Batch = Mapping[str, Any]
+MAX_MAPE = 0.05
+
+
+def compare(
+    path_a: str | Path, path_b: str | Path, *, max_mape: float = MAX_MAPE, layers: Collection[int] | None = None
+) -> Comparison:
+    """Compare two captures; the first is the reference. `layers` limits what is looked at."""
+    one, other = read_capture(path_a), read_capture(path_b)
+    require_match(one.manifest, other.manifest, (str(path_a), str(path_b)))
+    return _concluded(one, other, _limit(max_mape), layers)
+
+
+def compare_models(
+    reference: nn.Module,
+    other: nn.Module,
+    batches: Sequence[Batch],
+    *,
+    max_mape: float = MAX_MAPE,
+    layers: Collection[int] | None = None,
+    names: tuple[str, str] = ("reference", "other"),
+) -> Comparison:
+    """Compare two models on the same batches, and tell the error of each operator from what it inherits."""
+    limit, asked = _limit(max_mape), checked(batches)
+    keeping = Keeping(megabytes=float("inf"))
+    one = captured(reference, asked, keeping, name=names[0])
+    two = captured(other, asked, replace(keeping, dither=False), name=names[1])
+    if is_coarse(reference) or is_coarse(other):
+        return _concluded(one, two, limit, layers, notes=("Compiled layers are seen at their borders alone.",))
+    dtype = coarser_of(one.manifest.dtype, two.manifest.dtype)
+    return _concluded(one, two, limit, layers, local=_shadow(reference, other, asked, (one, two), dtype))
+
+
+def _shadow(
+    reference: nn.Module, other: nn.Module, batches: Sequence[Batch], both: tuple[Capture, Capture], dtype: torch.dtype
+) -> tuple[Capture, Capture]:
+    """What each operator of the other makes of the reference's inputs; the reference with its answer to those alone."""
+    one, two = both
+    first, second = Tapping(reference), Tapping(other)
+    made = _Made(one.manifest.seed)
+    answers: dict[str, Tensor] = {}
+    with evaluating(reference), evaluating(other), torch.no_grad():
+        for batch in batches:
+            mask = mask_of(batch)
+            right = values_of(first, _runner(reference, batch), mask)
+            made.begin(right)
+            with second.watching(made, mask):
+                _runner(other, batch)()
+        few = few_of(batches[0])
+        run, mask = _runner(reference, few), mask_of(few)
+        answers = answer_of(first, run, mask, values_of(first, run, mask), dtype, forced=True)
+    name = str(dtype).removeprefix("torch.")
+    sketches = {key: sketcher.result() for key, sketcher in made.sketchers.items()}
+    taps = tuple(
+        replace(entry, count=sketches[entry.key].count, mark=sketches[entry.key].mark)
+        for entry in two.manifest.taps
+        if entry.key in sketches
+    )
+    own = Capture(replace(two.manifest, taps=taps, dithers=()), sketches)
+    return replace(one, answers={name: answers}), own
+
+
+@dataclass
+class _Made:
+    """What the other's operators make, each tap going on with the reference's values."""
+
+    seed: int
+    sketchers: dict[str, Sketcher] = field(default_factory=dict)
+    right: Values = field(default_factory=dict)
+    _calls: dict[str, int] = field(default_factory=dict)
+
+    def begin(self, right: Values) -> None:
+        """Of the next batch, what the reference's taps had."""
+        self.right = right
+        self._calls.clear()
+
+    def __call__(self, tap: Tap, given: Laid) -> Tensor | None:
+        rows, call = given.rows, self._calls.get(tap.key, 0)
+        self._calls[tap.key] = call + 1
+        self.sketchers.setdefault(tap.key, Sketcher(self.seed)).update(rows)
+        known = self.right.get(tap.key, ())
+        if call >= len(known) or known[call].shape != rows.shape:
+            return None
+        return given.put(known[call])
+
+
+def _runner(model: nn.Module, batch: Batch) -> Callable[[], None]:
+    def run() -> None:
+        model(**inputs_of(model, batch))
+
+    return run
+
+
+def _concluded(
+    one: Capture,
+    two: Capture,
+    limit: float,
+    layers: Collection[int] | None,
+    *,
+    local: tuple[Capture, Capture] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Comparison:
+    every = list(contrasts(one, two))
+    if not any(contrast.figures is not None for contrast in every):
+        raise CaptureError(
+            "the two have no place in common, so nothing can be compared; capture two systems of one model, whose "
+            "modules have the same paths."
+        )
+    chosen = None if layers is None else _layers(layers, len(one.manifest.layers))
+    missing, more = unmatched(one, two)
+    question = Question(
+        side_of(one.manifest), side_of(two.manifest), limit, chosen, missing, more, (*notes, *_remarks(one, two))
+    )
+    own = None if local is None else {key_of(contrast): contrast for contrast in contrasts(*local)}
+    return conclude(question, every, own)
+
+
+def _remarks(one: Capture, two: Capture) -> tuple[str, ...]:
+    found = []
+    if not one.answers:
+        found.append("The reference holds no answer to its last bit: tolerances come from the dtype alone, too strict.")
+    if one.manifest.device != two.manifest.device:
+        found.append(f"Devices: {one.manifest.device} and {two.manifest.device}.")
+    return tuple(found)
+
+
+def side_of(manifest: Manifest) -> Side:
+    """Who a capture is of."""
+    return Side(manifest.name, manifest.model, manifest.device, manifest.dtype, manifest.system)
+
+
+def _layers(layers: Collection[int], count: int) -> tuple[int, ...]:
+    strange = [layer for layer in layers if isinstance(layer, bool) or layer not in range(count)]
+    if strange or not layers:
+        raise BadInputError(f"layers {sorted(layers)}: expected some of 0 to {count - 1}.")
+    return tuple(sorted(layers))
+
+
+def _limit(max_mape: float) -> float:
+    if not is_number(max_mape) or not max_mape > 0:
+        raise BadInputError(f"max_mape {max_mape!r}: expected a mean relative error above 0, such as 0.05.")
+    return float(max_mape)

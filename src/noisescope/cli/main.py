@@ -18,7 +18,19 @@ from noisescope.core.errors import NoisescopeError
 from noisescope.core.version import VERSION
 
 PASS, LIMIT_BROKEN, FAILED, INTERRUPTED = 0, 1, 2, 3
-COMMANDS = ("demo", "diagnose", "robustness", "locate", "bits", "report", "sites", "status", "completion")
+COMMANDS = (
+    "demo",
+    "diagnose",
+    "robustness",
+    "locate",
+    "capture",
+    "compare",
+    "bits",
+    "report",
+    "sites",
+    "status",
+    "completion",
+)
 _STATUSES = """exit status:
   0  pass
   1  a limit was broken, or a fault was found

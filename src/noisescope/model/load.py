@@ -13,6 +13,7 @@ import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 ACCEPTED = f"a Hugging Face folder or name, a .gguf file, a checkpoint of bare weights, {' or '.join(EMBEDDED)}"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_SECONDS = 10
+# Devices whose support for torch is a package of its own, which is loaded only where one of them is asked for.
+EXTENSIONS = {"npu": "torch_npu"}
 NESTED_STATES = ("state_dict", "model_state_dict", "model", "module")
 WRAPPED = re.compile(r"^(module\.|_orig_mod\.)+")
 
@@ -182,6 +185,15 @@ def _plain(config: Any) -> Any:
 
 
 def _device(name: str) -> torch.device:
+    kind = name.partition(":")[0]
+    if kind in EXTENSIONS and not hasattr(torch, kind):
+        try:
+            import_module(EXTENSIONS[kind])
+        except ImportError as problem:
+            raise BadInputError(
+                f"device {name!r}: needs {EXTENSIONS[kind]}, which is not here ({first_line(problem)}). Install it, "
+                "or choose another device."
+            ) from None
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as problem:

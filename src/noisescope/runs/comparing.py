@@ -28,6 +28,8 @@ from noisescope.sweep.tapping import Tap, Tapping
 
 Batch = Mapping[str, Any]
 MAX_MAPE = 0.05
+# A coarser system has fewer places, but nearly all of them in common with the other.
+_COMMON = 0.5
 
 
 def compare(
@@ -129,10 +131,12 @@ def _concluded(
     notes: tuple[str, ...] = (),
 ) -> Comparison:
     every = list(contrasts(one, two))
-    if not any(contrast.figures is not None for contrast in every):
+    common = sum(contrast.figures is not None for contrast in every)
+    least = min(len(one.manifest.taps), len(two.manifest.taps))
+    if common < _COMMON * least or not common:
         raise CaptureError(
-            "the two have no place in common, so nothing can be compared; capture two systems of one model, whose "
-            "modules have the same paths."
+            f"the two have {common} of {least} places in common, too few to be two systems of one model; what is "
+            "compared needs the same module paths and shapes."
         )
     chosen = None if layers is None else _layers(layers, len(one.manifest.layers))
     missing, more = unmatched(one, two)

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from noisescope.core.precision import PrecisionMap
+from noisescope.diagnose.comparison import Comparison
 from noisescope.diagnose.localization import Localization
 from noisescope.diagnose.robustness import Robustness
 from noisescope.diagnose.whole import Diagnosis
 from noisescope.measure.profile import Profile
+from noisescope.report.comparison import comparison_view
 from noisescope.report.diagnosis import diagnosis_view
 from noisescope.report.joined import joined_view
 from noisescope.report.localization import localization_view
@@ -21,7 +23,15 @@ from noisescope.report.precision import precision_view
 from noisescope.report.robustness import robustness_view
 from noisescope.report.view import View
 from noisescope.report.writing import DEFAULT, write_report
-from noisescope.runs.kept_keys import CALIBRATION, DIAGNOSIS, LOCALIZATION, PRECISION, ROBUSTNESS, profile_key
+from noisescope.runs.kept_keys import (
+    CALIBRATION,
+    COMPARISON,
+    DIAGNOSIS,
+    LOCALIZATION,
+    PRECISION,
+    ROBUSTNESS,
+    profile_key,
+)
 from noisescope.sweep.journal import RunFolderError
 from noisescope.sweep.store import Request, Store
 
@@ -39,10 +49,10 @@ def view_of(store: Store) -> View:
     if not views:
         raise RunFolderError(
             f"{store.folder}: holds {len(store.readings())} readings and no finding of {DIAGNOSIS}, {ROBUSTNESS}, "
-            f"{LOCALIZATION} or {PRECISION}, so there is nothing to report; repeat the command that made it: "
+            f"{LOCALIZATION}, {COMPARISON} or {PRECISION}, so there is nothing to report; repeat the command that made it: "
             f"{store.about.asked or 'not noted'}"
         )
-    asked = [store.request_of(name) for name in (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, PRECISION)]
+    asked = [store.request_of(name) for name in (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PRECISION)]
     request = next((one for one in asked if one is not None), Request())
     return joined_view(views, f"Report on {_model_name(store, request)}")
 
@@ -52,6 +62,9 @@ def _views(store: Store) -> Iterator[tuple[str, View]]:
     localization = store.load_finding(LOCALIZATION, Localization)
     if localization is not None:
         yield "Localisation", localization_view(localization, origin_of(store, LOCALIZATION))
+    comparison = store.load_finding(COMPARISON, Comparison)
+    if comparison is not None:
+        yield "Comparison", comparison_view(comparison, origin_of(store, COMPARISON))
     diagnosis = store.load_finding(DIAGNOSIS, Diagnosis)
     if diagnosis is not None:
         yield "Diagnosis", view_of_diagnosis(store, diagnosis)

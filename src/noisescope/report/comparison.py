@@ -23,6 +23,7 @@ from noisescope.report.view import (
     Figure,
     Gap,
     Heatmap,
+    Level,
     Note,
     NotMeasured,
     Point,
@@ -44,7 +45,9 @@ def comparison_view(found: Comparison, origin: Origin) -> View:
         title=f"{found.other.name or 'A system'} against {found.reference.name or 'its reference'}",
         subject=", ".join(part for part in (found.other.dtype, found.other.device, found.other.system) if part),
         verdict=_verdict(found),
-        severity=Severity(found.verdict, "critical" if found.suspects else "high" if found.verdict == "fail" else "low"),
+        severity=Severity(
+            found.verdict, "critical" if found.suspects else "high" if found.verdict == "fail" else "low"
+        ),
         sections=(
             _over_layers(found),
             _places(found),
@@ -65,6 +68,12 @@ def comparison_view(found: Comparison, origin: Origin) -> View:
 def _verdict(found: Comparison) -> str:
     reasons = found.reasons
     return f"{reasons[0]}." if reasons else "Nothing but the rounding of healthy systems is between the two."
+
+
+def _level(found: Comparison) -> Level:
+    if found.suspects:
+        return "critical"
+    return "high" if found.verdict == "fail" else "low"
 
 
 def _action(row: Row) -> Action:
@@ -159,7 +168,7 @@ def _places(found: Comparison) -> Section:
         Column("in words"),
     )
     rows = tuple(Line(_cells(row), (row.layer,), (row.operator,)) for row in found.rows if row.figures is not None)
-    caption = "In the order of the run. Figures are of the rows that both captures hold; the errors over rounding of all."
+    caption = "In the order of the run. Figures are of the rows that both sides hold; the errors over rounding of all."
     return Section("places", "Every place", (Table("Places", columns, rows, caption),))
 
 

@@ -49,8 +49,8 @@ def view_of(store: Store) -> View:
     if not views:
         raise RunFolderError(
             f"{store.folder}: holds {len(store.readings())} readings and no finding of {DIAGNOSIS}, {ROBUSTNESS}, "
-            f"{LOCALIZATION}, {COMPARISON} or {PRECISION}, so there is nothing to report; repeat the command that made it: "
-            f"{store.about.asked or 'not noted'}"
+            f"{LOCALIZATION}, {COMPARISON} or {PRECISION}, so there is nothing to report; repeat the command that made "
+            f"it: {store.about.asked or 'not noted'}"
         )
     asked = [store.request_of(name) for name in (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PRECISION)]
     request = next((one for one in asked if one is not None), Request())

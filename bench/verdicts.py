@@ -1,7 +1,7 @@
 """Holds the default diagnosis against the exhaustive one: what each costs, and whether their verdicts are the same.
 
 Usage: python bench/verdicts.py --keep FOLDER [--data choices] [--metric accuracy] [--samples 24] [--scale 0.05]
-       [--out FILE]
+       [--device cpu] [--out FILE]
 
 Both ask the demo model with the same samples, scale and seeds, in one run folder below FOLDER: a reading that both need
 is taken once, which changes no reading, and a run that was stopped goes on. A cost is what a diagnosis would have taken
@@ -34,7 +34,8 @@ def order_of(args: argparse.Namespace) -> Order:
     """The demo model on demo data, in a folder of its own."""
     folder = args.keep / "-".join([args.data, args.metric or "usual", str(args.samples)])
     workload = demo_workload(args.data, limit=args.samples)
-    return Order("demo", (), workload, folder, metric=args.metric, asked="bench/verdicts.py")
+    options = (("device", args.device),)
+    return Order("demo", options, workload, folder, metric=args.metric, asked="bench/verdicts.py")
 
 
 def both(args: argparse.Namespace, desk: Desk) -> tuple[Diagnosis, Diagnosis]:
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=24)
     parser.add_argument("--scale", type=float, default=0.05)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--mode", default="full", help="levels that the exhaustive diagnosis is asked about")
     parser.add_argument("--keep", type=Path, required=True)
     parser.add_argument("--out", type=Path)

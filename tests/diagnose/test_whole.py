@@ -48,6 +48,12 @@ def test_findings_come_worst_first() -> None:
     assert found == sorted(found, key=SEVERITIES.index) and found[0] == "critical"
 
 
+@pytest.mark.parametrize(("metric", "scale", "warned"), [("accuracy", 0.34, True), ("accuracy", 0.33, False)])
+def test_noise_too_strong_for_any_score_to_be_critical_is_warned_of(metric: str, scale: float, warned: bool) -> None:
+    found = Question(setting(metric=metric, scale=scale)).conclude({})
+    assert any("too kindly" in finding.statement for finding in found.findings) == warned
+
+
 def test_windows_of_another_setting_are_refused() -> None:
     with pytest.raises(BadInputError, match="a setting of their own"):
         Question(setting(), windows=WindowQuestion(setting(samples=50)))

@@ -361,7 +361,10 @@ class TestKey:
         ([{"input_ids": IDS[:0]}], "batch 1 has no rows"),
         ([{"input_ids": torch.tensor(3)}], "batch 1 has no rows"),
         ([{"input_ids": IDS, "attention_mask": MASK[:2]}], r"batch 1 of 3 rows holds {'attention_mask': \(2, 5\)}"),
-        ([{"input_ids": IDS, "strange": IDS}], r"cannot be called with batch 1, as model\(input_ids, strange\)"),
+        (
+            [{"input_ids": IDS, "strange": IDS}],
+            r"cannot be called with batch 1, as model\(input_ids \(3, 5\), strange \(3, 5\)\)",
+        ),
         ([{"input_ids": IDS, "labels": IDS + 100}], "batch 1: label 133; expected 0 to 127, or -100"),
         ([{"input_ids": IDS, "labels": IDS - 50}], "batch 1: label -41; expected 0 to 127, or -100"),
     ],

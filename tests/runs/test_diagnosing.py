@@ -12,6 +12,7 @@ import noisescope as ns
 from cases import batch, batches, make, sharp
 from noisescope.core.codec import encode
 from noisescope.core.errors import BadInputError
+from noisescope.diagnose.dashboard import dashboard
 from noisescope.runs.diagnosing import wanted_of
 from noisescope.sweep.store import Store
 
@@ -96,13 +97,39 @@ def test_models_without_layers_can_be_asked_about_operators() -> None:
         ({"mode": "layers"}, "Did you mean 'layer'"),
         ({"scale": 0.0}, "noise scale 0"),
         ({"window_size": 9}, "window size 9"),
-        ({"seeds": 0}, "seeds"),
+        ({"seeds": 0}, "seeds 0: expected a whole number >= 1"),
+        ({"seeds": "3"}, "seeds '3'"),
+        ({"seed": 0.5}, "seed 0.5"),
+        ({"step_size": 1.5}, "step size 1.5"),
+        ({"exhaustive": "no"}, "exhaustive 'no'"),
+        ({"calibration": []}, "no batches"),
         ({"outlier_threshold": 0.5}, "ratio 0.5"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(BadInputError, match=message):
         ns.diagnose(make("llama"), [batch()], **options)
+
+
+def test_a_model_without_operators_is_refused() -> None:
+    with pytest.raises(BadInputError, match="no operator that noise can reach"):
+        ns.diagnose(nn.ReLU(), [{"input": torch.randn(8, 4)}], mode="operator")
+
+
+def test_a_model_that_fails_under_way_is_judged_in_nothing() -> None:
+    class Failing(nn.Linear):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.calls > 3:
+                raise RuntimeError("the device is gone")
+            return super().forward(x)
+
+    found = ns.diagnose(Failing(4, 4), [{"x": torch.randn(8, 4)}], mode="operator")
+    assert found.control.holds is None and not any(result.verdict.decided for result in found.operators)
+    assert found.findings[0].severity == "error" and "the device is gone" in found.findings[0].statement
+    assert "Risk unknown" in dashboard(found)[0]
 
 
 def test_no_option_is_usual() -> None:

@@ -37,11 +37,19 @@ WRONG = [
     (lambda m: ns.inject(m, ns.noise(), layers=[2]), "unknown layer 2; accepted: 0, 1"),
     (lambda m: ns.inject(m, ns.noise(), layers=[-1]), "unknown layer -1"),
     (lambda m: ns.inject(m, ns.noise(), layers=["1"]), "layer '1'"),
+    (lambda m: ns.inject(m, ns.noise(), layers="all"), "layers 'all': expected a layer number, a list"),
+    (lambda m: ns.inject(m, ns.noise(), layers=1.0), "layers 1.0: expected a layer number, a list"),
+    (lambda m: ns.inject(m, ns.noise(), layers=True), "layer True: expected an integer"),
+    (lambda m: ns.inject(m, ns.noise(), layers=torch.tensor([0])), r"layer tensor\(0\): expected an integer"),
+    (lambda m: ns.inject(m, ns.noise(), operators=3), "operators 3: expected one or more of linear"),
+    (lambda m: ns.inject(m, ns.noise(), phases=None), "phases None: expected one or more of forward, backward"),
+    (lambda m: ns.noise(channels=0), "channels 0: expected a list of channel indices"),
     (lambda m: ns.inject(m, ns.noise(), seed=1.5), "seed 1.5: expected an integer"),
     (lambda m: ns.inject(m, "noise"), "corruption 'noise'"),
     (lambda m: ns.inject("model", ns.noise()), "model str: expected a torch.nn.Module"),
     (lambda m: ns.inject(m, ns.fault("exp_lut"), operators=["linear"]), "exp_lut cannot be applied to linear"),
     (lambda m: ns.sites(nn.Linear(2, 2)), "no config with a vocab_size"),
+    (lambda m: ns.sites(m, {"x": torch.ones(1, 2)}), r"cannot be called with batch 1, as model\(x \(1, 2\)\)"),
 ]
 
 

@@ -209,8 +209,10 @@ def test_screening_leaves_the_model_as_it_was() -> None:
         ({"scale": 0.0}, "scale 0.0"),
         ({"scale": math.nan}, "scale nan"),
         ({"draws": 0}, "draws 0"),
+        ({"seed": 0.5}, "seed 0.5"),
         ({"batches": []}, "at least one dict"),
         ({"batches": batch()}, "expected a list"),
+        ({"batches": [{**batch(), "attention_mask": torch.zeros(2, 6)}]}, "no token counts"),
     ],
 )
 def test_wrong_values_are_named(options: dict[str, object], message: str) -> None:

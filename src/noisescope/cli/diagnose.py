@@ -87,4 +87,5 @@ def run(asked: argparse.Namespace) -> int:
     sys.stdout.write("\n".join(dashboard(diagnosis)) + "\n")
     write_page(folder_of(asked))
     sys.stderr.write(f"kept in {folder_of(asked)}\n")
-    return 0
+    # Without a baseline and a control that equals it nothing was judged.
+    return 0 if diagnosis.control.holds or asked.mode == "channel" else 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Self
 
 from noisescope.core.errors import BadInputError, unknown_name
@@ -82,8 +83,10 @@ def _check_reach(params: Mapping[str, Any]) -> None:
         if not is_number(value) or not 0.0 <= value <= 1.0:
             raise BadInputError(f"{name} {value!r}: expected a share between 0 and 1.")
     channels = params.get("channels")
-    if channels is not None and not all(isinstance(c, int) and c >= 0 for c in channels):
-        raise BadInputError(f"channels {channels!r}: expected channel indices >= 0.")
+    if channels is not None and not (
+        isinstance(channels, tuple) and all(isinstance(c, int) and c >= 0 for c in channels)
+    ):
+        raise BadInputError(f"channels {channels!r}: expected a list of channel indices >= 0.")
 
 
 def freeze(params: Mapping[str, Any]) -> Params:
@@ -109,7 +112,7 @@ def operator_names(names: str | Iterable[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
     chosen: set[str] = set()
-    for name in [names] if isinstance(names, str) else names:
+    for name in _listed("operators", names, ", ".join(OPERATORS)):
         if name not in OPERATORS and name not in OPERATOR_ALIASES:
             raise unknown_name("operator", name, (*OPERATORS, *OPERATOR_ALIASES))
         chosen.update(OPERATOR_ALIASES.get(name, (name,)))
@@ -156,19 +159,17 @@ class Injection:
         """An injection from what a person writes: aliases resolved, everything checked."""
         if not isinstance(corruption, Corruption):
             raise BadInputError(f"corruption {corruption!r}: expected noisescope.noise(...) or noisescope.fault(...).")
-        chosen = (layers,) if isinstance(layers, int) else layers if layers is None else tuple(layers)
+        chosen = _layer_numbers(layers)
         named = operator_names(operators)
         _check_fit(corruption, named or ())
-        wanted = (phases,) if isinstance(phases, str) else tuple(phases)
+        wanted = _listed("phases", phases, ", ".join(PHASES))
         for phase in wanted:
             if phase not in PHASES:
                 raise unknown_name("phase", phase, PHASES)
         for what, selection in (("layers", chosen), ("operators", named), ("phases", wanted)):
             if selection is not None and not selection:
                 raise BadInputError(f"empty selection of {what}: nothing would be injected; leave it out to take all.")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise BadInputError(f"seed {seed!r}: expected an integer.")
-        return cls(corruption, chosen, named, wanted, seed)
+        return cls(corruption, chosen, named, wanted, whole_number("seed", seed))
 
     def takes(self, layer: int | None, operator: str) -> bool:
         """Whether a site of this layer and operator is selected. No list of operators takes all elementary ones."""
@@ -177,6 +178,32 @@ class Injection:
         if self.operators is None:
             return operator != "attention" and operator in self.corruption.operators
         return operator in self.operators
+
+
+def whole_number(what: str, value: object, least: int | None = None) -> int:
+    """A whole number, of whichever library, as a plain one."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
+        at_least = "an integer" if least is None else f"a whole number >= {least}"
+        raise BadInputError(f"{what} {value!r}: expected {at_least}.")
+    return int(value)
+
+
+def _listed(what: str, seen: Any, accepted: str) -> tuple[Any, ...]:
+    """One name, or any collection of them, as a tuple."""
+    if isinstance(seen, str):
+        return (seen,)
+    if not isinstance(seen, Iterable):
+        raise BadInputError(f"{what} {seen!r}: expected one or more of {accepted}.")
+    return tuple(seen)
+
+
+def _layer_numbers(layers: Any) -> tuple[int | None, ...] | None:
+    if layers is None:
+        return None
+    wanted = (layers,) if isinstance(layers, Integral) else layers
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+        raise BadInputError(f"layers {layers!r}: expected a layer number, a list of them, or None for all.")
+    return tuple(None if layer is None else whole_number("layer", layer) for layer in wanted)
 
 
 def _check_fit(corruption: Corruption, named: tuple[str, ...]) -> None:

@@ -38,9 +38,12 @@ def _head(diagnosis: Diagnosis) -> list[str]:
     setting, risk = diagnosis.setting, diagnosis.risk
     clean = "not measured" if diagnosis.clean is None else _plain(diagnosis.clean)
     control = {True: "exact", False: "BROKEN", None: "not measured"}[diagnosis.control.holds]
-    return [
+    summed = (
         f"Risk {risk.level} ({risk.points:.0f} points: {many(risk.critical_operators, 'critical operator')}, "
-        f"{many(risk.avalanche_points, 'avalanche point')}, {risk.outlier_percent:.2f} % outlier channels)",
+        f"{many(risk.avalanche_points, 'avalanche point')}, {risk.outlier_percent:.2f} % outlier channels)"
+    )
+    return [
+        summed if diagnosis.control.holds else "Risk unknown: nothing was judged",
         f"{setting.metric} without noise {clean} on {setting.samples} samples; {setting.kind} noise of "
         f"{setting.scale:g}; zero-noise control {control}",
     ]

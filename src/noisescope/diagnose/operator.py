@@ -103,6 +103,19 @@ def operator_findings(setting: Setting, results: Sequence[OperatorResult]) -> tu
     return tuple(finding for finding in found if finding is not None)
 
 
+def scale_findings(setting: Setting) -> tuple[Finding, ...]:
+    """A warning where the noise is so strong that losing everything is no score above the last limit."""
+    by, largest = yardstick(setting), 1.0 / setting.scale
+    if not by.is_share or not by.is_bounded or largest > SCORES.values[-1]:
+        return ()
+    statement = (
+        f"At a noise scale of {setting.scale:g} no score (degradation / scale) can exceed {largest:.3g}, and "
+        f"{SCORES.names[-1]} begins above {SCORES.values[-1]:g}: operators are judged too kindly. Take a scale below "
+        f"{1.0 / SCORES.values[-1]:.2f}, or a metric without a ceiling, such as nll."
+    )
+    return (Finding(statement, "warning", (("largest score", largest),)),)
+
+
 def _finding(setting: Setting, result: OperatorResult) -> Finding | None:
     answer, score = result.answer, result.score
     verdict = answer.verdict

@@ -23,6 +23,7 @@ from noisescope.diagnose.operator import (
     conclude_operators,
     limits_of,
     operator_findings,
+    scale_findings,
     units_of,
 )
 from noisescope.diagnose.search import WindowLevel, climb_more, climb_windows, conclude_level, correlated
@@ -121,6 +122,7 @@ class Question:
             *self.notes,
             *nonfinite_findings(answers),
             *unit_findings(self.setting),
+            *(scale_findings(self.setting) if self.operators else ()),
         )
         critical = sum(result.verdict.name == SCORES.names[-1] for result in by_operator.operators)
         return Diagnosis(

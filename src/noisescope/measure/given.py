@@ -6,7 +6,7 @@ It tokenises nothing and pads nothing. A row of a given batch is a sample, and r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from noisescope.core.codec import key_of
 from noisescope.core.errors import BadInputError
 from noisescope.measure.batches import Batch, Settings, Stretch
 from noisescope.measure.calling import Model, device_of, hidden_of, is_causal, logits_of
+from noisescope.measure.inputs import called_with, checked_batches
 from noisescope.measure.metrics import USUAL, Metric, View, metric_for
 from noisescope.measure.workload import span
 
@@ -100,16 +101,14 @@ def _batch(part: Part, start: int, stop: int, before: int, device: torch.device 
     )
 
 
-def given(model: Model, batches: Sequence[Tensors], metric: str | None = None) -> Given:
+def given(model: Model, batches: Iterable[Tensors], metric: str | None = None) -> Given:
     """The rows of batches as samples for a model, which runs on a row of each kind of batch to show what it gives.
 
     Scored are the positions with a label other than -100, else those of a causal model that foretell a token, else
     all that are not masked. `metric` None takes top1_agreement, or embedding_shift for a model without logits. The
     model has to be in eval mode.
     """
-    checked = [_checked(number, batch) for number, batch in enumerate(batches, start=1)]
-    if not checked:
-        raise BadInputError("no batches: expected one or more dicts of tensors.")
+    checked = [_checked(number, batch) for number, batch in enumerate(checked_batches(batches, model), start=1)]
     looks = _Looks(model)
     if metric is None:
         metric = USUAL[SHAPE] if looks.at(1, checked[0]).classes else "embedding_shift"
@@ -144,12 +143,7 @@ class _Rows:
 
 
 def _checked(number: int, batch: Tensors) -> _Rows:
-    if not isinstance(batch, Mapping) or not all(isinstance(tensor, Tensor) for tensor in batch.values()):
-        kinds = {n: type(v).__name__ for n, v in batch.items()} if isinstance(batch, Mapping) else type(batch).__name__
-        raise BadInputError(f"batch {number} is {kinds}; expected a dict of tensors, called as model(**batch).")
-    count = max((len(tensor) for tensor in batch.values() if tensor.ndim), default=0)
-    if not count:
-        raise BadInputError(f"batch {number} has no rows; expected tensors whose first dimension counts samples.")
+    count = max(len(tensor) for tensor in batch.values() if tensor.ndim)
     shared = frozenset(name for name, tensor in batch.items() if not tensor.ndim or len(tensor) == 1 != count)
     odd = {name: tuple(batch[name].shape) for name in batch.keys() - shared if len(batch[name]) != count}
     if odd:
@@ -179,12 +173,8 @@ class _Looks:
         """What the model gives for a row of this batch."""
         kind = tuple((name, tensor.dtype, tensor.shape[1:]) for name, tensor in rows.tensors.items())
         if kind not in self._seen:
-            try:
+            with called_with(number, rows.tensors):
                 self._seen[kind] = self._look(rows)
-            except TypeError as problem:
-                raise BadInputError(
-                    f"the model cannot be called with batch {number}, as model({', '.join(rows.tensors)}): {problem}."
-                ) from problem
         return self._seen[kind]
 
     def _look(self, rows: _Rows) -> _Look:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from noisescope.core.errors import BadInputError, unknown_name
-from noisescope.core.records import Params, Site
+from noisescope.core.records import Params, Site, whole_number
 from noisescope.core.version import VERSION
 from noisescope.diagnose.channel import ChannelLevel, channel_level
 from noisescope.diagnose.robustness import Robustness, RobustnessQuestion
@@ -27,6 +27,7 @@ from noisescope.diagnose.window import WindowQuestion, predicted_by_layer
 from noisescope.measure.batches import Samples
 from noisescope.measure.calling import device_of
 from noisescope.measure.given import given
+from noisescope.measure.inputs import checked_batches, module_of
 from noisescope.measure.outliers import OutlierRules
 from noisescope.model.layout import layout_of
 from noisescope.model.load import fingerprint
@@ -63,6 +64,10 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise unknown_name("mode", self.mode, MODES)
+        for what, least in (("window_size", 1), ("step_size", 1), ("seeds", 1), ("seed", None)):
+            whole_number(what.replace("_", " "), getattr(self, what), least)
+        if not isinstance(self.exhaustive, bool):
+            raise BadInputError(f"exhaustive {self.exhaustive!r}: expected True or False.")
 
     def asks_for(self, level: str) -> bool:
         """Whether a level is part of the diagnosis."""
@@ -111,9 +116,10 @@ def diagnose(
     `noisescope report` makes a page of it.
     """
     asked = wanted_of(wanted)
+    checked = checked_batches(batches, module_of(model))
     with evaluating(model):
-        samples = given(model, batches, metric)
-        others = given(model, calibration, metric) if calibration else samples
+        samples = given(model, checked, metric)
+        others = samples if calibration is None else given(model, calibration, metric)
     return diagnose_samples(model, samples, others, asked, out)
 
 
@@ -161,6 +167,10 @@ def question_of(desk: Desk, wanted: Wanted) -> Question:
     if wanted.asks_for("layer") and not patient.layers:
         raise BadInputError(
             "the model's stack of layers could not be found, so there are no windows; ask for mode operator or channel."
+        )
+    if not patient.sites and wanted.asks_for("operator"):
+        raise BadInputError(
+            "the model runs no operator that noise can reach; noisescope.sites(model) lists what it runs."
         )
     setting = _setting(patient, wanted)
     law = _law(desk, wanted) if wanted.asks_for("layer") and not wanted.exhaustive else None

@@ -16,6 +16,7 @@ from noisescope.core.vocabulary import OPERATOR_ALIASES, OPERATORS
 from noisescope.inject.active import Active, Sensor, Witness
 from noisescope.inject.instrument import Instrument
 from noisescope.inject.tally import Tally
+from noisescope.measure.inputs import called_with, checked_batches, module_of
 from noisescope.model.layout import layout_of
 from noisescope.model.sample import sample_batch
 
@@ -102,8 +103,7 @@ def _raise_what_the_compiler_wrapped(error: BaseException) -> None:
 
 def instrument_of(model: nn.Module) -> Instrument:
     """The instrument of a model; a compiled model shares that of the module it was made from."""
-    if not isinstance(model, nn.Module):
-        raise BadInputError(f"model {type(model).__name__}: expected a torch.nn.Module.")
+    model = module_of(model)
     model = getattr(model, "_orig_mod", model)
     known = _INSTRUMENTS.get(model)
     if known is None or not known.still_fits(model):
@@ -120,11 +120,13 @@ def sites(model: nn.Module, batch: Mapping[str, Any] | None = None) -> list[Site
     Without a batch to run on, a few tokens are used.
     """
     look = Injection(noise(scale=0.0), operators=OPERATORS)
+    model = module_of(model)
+    (inputs,) = checked_batches([sample_batch(model) if batch is None else batch], model)
     was_training = {module: module.training for module in model.modules()}
     try:
         model.eval()
-        with torch.no_grad(), Injecting(model, look, strict=False) as handle:
-            model(**(sample_batch(model) if batch is None else batch))
+        with torch.no_grad(), Injecting(model, look, strict=False) as handle, called_with(1, inputs):
+            model(**inputs)
     finally:
         for module, training in was_training.items():
             module.training = training

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisescope.core.errors import BadInputError
 from noisescope.core.records import Injection, noise
+from noisescope.measure.inputs import called_with, checked_batches, module_of
 from noisescope.measure.scoring import AT_POSITIONS
 from noisescope.measure.statistics import FloatArray
 from noisescope.measure.validity import Validity, judge_validity
@@ -54,11 +54,13 @@ class Responses:
     """The clean answers of a model to its batches, with which injected runs are compared."""
 
     def __init__(self, model: nn.Module, batches: Sequence[Batch]) -> None:
-        if isinstance(batches, Mapping) or not batches:
-            raise BadInputError("batches: expected a list of at least one dict of tensors, such as [{'input_ids': i}].")
-        self.model = model
-        self.batches = [{name: value for name, value in batch.items() if name != "labels"} for batch in batches]
-        self._clean = [self._run(batch) for batch in self.batches]
+        self.model = module_of(model)
+        checked = checked_batches(batches, model)
+        self.batches = [{name: value for name, value in batch.items() if name != "labels"} for batch in checked]
+        self._clean = []
+        for number, batch in enumerate(self.batches, start=1):
+            with called_with(number, batch):
+                self._clean.append(self._run(batch))
         self._prefix = Prefix(model, self._see, self.batches[0])
 
     def of_group(self, group: Group, scales: Sequence[float], seeds: Sequence[int]) -> FloatArray:

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from noisescope.core.errors import BadInputError
-from noisescope.core.records import Injection, Site, is_number, noise
+from noisescope.core.records import Injection, Site, is_number, noise, whole_number
 from noisescope.core.vocabulary import OPERATORS
 from noisescope.inject.keyed import Draw
 from noisescope.inject.keys import mix, site_key
+from noisescope.measure.inputs import called_with, checked_batches, module_of
 from noisescope.measure.profile import Profile
 from noisescope.sweep.answers import answer_of, judged_of
 from noisescope.sweep.directions import fisher_direction
@@ -42,26 +43,33 @@ def screen(
     """Predict the harm of relative noise at every site from `draws` backward passes per batch."""
     if not is_number(scale) or not 0 < scale < float("inf"):
         raise BadInputError(f"scale {scale!r}: expected a finite number > 0.")
-    check_batches(batches, draws)
+    batches = batches_to_screen(model, batches, draws, seed)
     # A compiled graph cannot be listened to; the module it was made from gives the same.
     model = getattr(model, "_orig_mod", model)
     squares, tokens = Squares(), 0
     with evaluating(model), without_cache(model), only_activations(model):
         for number, batch in enumerate(batches):
             keys = [mix(site_key("screen"), seed, number, draw) for draw in range(draws)]
-            tokens += _send_back(model, batch, squares, keys)
+            out, is_logits = _listened(model, number + 1, batch, squares)
+            tokens += send_directions(out, judged_of(batch, out), keys, is_logits=is_logits)
     _check_finite(squares.totals)
-    factor = 0.5 * scale**2 / (max(tokens, 1) * draws)
+    factor = 0.5 * scale**2 / (require_tokens(tokens) * draws)
     channels = {site: total.cpu().numpy() * factor for site, total in squares.totals.items()}
     return Profile(scale, tokens, draws, {site: float(c.sum()) for site, c in channels.items()}, channels)
 
 
-def check_batches(batches: Sequence[Batch], draws: int) -> None:
-    """Refuse what nothing can be predicted from."""
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-        raise BadInputError(f"draws {draws!r}: expected a whole number >= 1.")
-    if isinstance(batches, Mapping) or not batches:
-        raise BadInputError("batches: expected a list of at least one dict of tensors, such as [{'input_ids': ids}].")
+def batches_to_screen(model: nn.Module, batches: Sequence[Batch], draws: int, seed: int) -> list[Batch]:
+    """The batches; refused is what nothing can be predicted from."""
+    whole_number("draws", draws, 1)
+    whole_number("seed", seed)
+    return checked_batches(batches, module_of(model))
+
+
+def require_tokens(tokens: int) -> int:
+    """How many tokens were judged, if there were any."""
+    if not tokens:
+        raise BadInputError("no token counts: attention_mask leaves all of them out; expected 1 where a token is.")
+    return tokens
 
 
 def _check_finite(totals: Mapping[Site, Tensor]) -> None:
@@ -74,16 +82,16 @@ def _check_finite(totals: Mapping[Site, Tensor]) -> None:
         )
 
 
-def _send_back(model: nn.Module, batch: Batch, squares: Squares, keys: list[int]) -> int:
-    """One forward and a backward per key, each site adding to the sums. Returns the tokens judged."""
+def _listened(model: nn.Module, number: int, batch: Batch, squares: Squares) -> tuple[Tensor, bool]:
+    """What the model answers, and whether that is logits; a backward from there adds each site to the sums."""
     heard, seen = (Injection(noise(scale=0.0), operators=names) for names in (_HEARD, _WITNESSED))
     with (
         torch.enable_grad(),
         Injecting(model, heard, strict=False, sensor=squares.listen),
         Injecting(model, seen, strict=False, witness=squares.witness),
+        called_with(number, batch),
     ):
-        out, is_logits = answer_of(model(**differentiable_inputs(batch)))
-    return send_directions(out, judged_of(batch, out), keys, is_logits=is_logits)
+        return answer_of(model(**differentiable_inputs(batch)))
 
 
 def send_directions(out: Tensor, mask: Tensor, keys: Sequence[int], *, is_logits: bool) -> int:
@@ -94,7 +102,7 @@ def send_directions(out: Tensor, mask: Tensor, keys: Sequence[int], *, is_logits
     if not out.requires_grad:
         raise BadInputError(
             "no gradient leads from the inputs to the output: expected a model with torch.nn.Embedding or with "
-            "floating-point inputs, whose forward does not run under no_grad."
+            "floating-point inputs, whose forward does not run under no_grad or inference_mode."
         )
     for number, key in enumerate(keys):
         direction = fisher_direction(out.detach(), mask, Draw(key), is_logits=is_logits)

@@ -22,14 +22,16 @@ from torch import Tensor, nn
 
 from noisescope.core.errors import BadInputError
 from noisescope.inject.keys import mix, site_key
+from noisescope.measure.inputs import called_with
 from noisescope.model.linears import matrix_of
 from noisescope.sweep.answers import answer_of, judged_of
 from noisescope.sweep.evaluating import evaluating, without_cache
 from noisescope.sweep.screening import (
     Batch,
-    check_batches,
+    batches_to_screen,
     differentiable_inputs,
     only_activations,
+    require_tokens,
     send_directions,
 )
 
@@ -63,17 +65,17 @@ def screen_weights(
     seed: int = 0,
 ) -> WeightProfile:
     """Predict what rounding the weight of each linear layer alone, in each way, costs the model."""
-    check_batches(batches, draws)
+    batches = batches_to_screen(model, batches, draws, seed)
     sums = _Sums(linears, roundings)
     tokens = 0
     with evaluating(model), without_cache(model), only_activations(model), sums.listening():
         for number, batch in enumerate(batches):
             keys = [mix(site_key("weights"), seed, number, draw) for draw in range(draws)]
-            with torch.enable_grad():
+            with torch.enable_grad(), called_with(number + 1, batch):
                 out, is_logits = answer_of(model(**differentiable_inputs(batch)))
             sums.begin(len(out))
             tokens += send_directions(out, judged_of(batch, out), keys, is_logits=is_logits)
-    return WeightProfile(sums.predictions(max(tokens, 1), draws), tokens, draws)
+    return WeightProfile(sums.predictions(require_tokens(tokens), draws), tokens, draws)
 
 
 class _Sums:

@@ -51,7 +51,9 @@ def answer(bench: Bench, trial: Trial, threads: int) -> Reading:
     try:
         reading = bench.measure(trial)
     except Exception as problem:  # noqa: BLE001 - any failure of a trial is the answer to it
-        return Reading(trial, error=f"{type(problem).__name__}: {problem}")
+        # Of a message of many lines the first says what happened.
+        said = (str(problem).strip() or "without a word").splitlines()[0]
+        return Reading(trial, error=f"{type(problem).__name__}: {said}")
     if not isinstance(reading, Reading) or reading.trial != trial:
         return Reading(trial, error=f"the bench gave {type(reading).__name__} that is no reading of this trial")
     return reading

@@ -29,6 +29,7 @@ from noisescope.measure.calling import device_of
 from noisescope.measure.given import given
 from noisescope.measure.inputs import checked_batches, module_of
 from noisescope.measure.outliers import OutlierRules
+from noisescope.model.architecture import architecture_of
 from noisescope.model.layout import layout_of
 from noisescope.model.load import fingerprint
 from noisescope.runs.kept_keys import CALIBRATION, DIAGNOSIS, TOKENS
@@ -151,7 +152,12 @@ def wanted_of(options: Mapping[str, Any]) -> Wanted:
 def about(patient: Patient, mark: str, threads: int, asked: str) -> About:
     """What a run folder has to agree in with whoever goes on in it."""
     dtype = str(next((weight.dtype for weight in patient.model.parameters()), "none")).removeprefix("torch.")
-    settings: Params = ((CALIBRATION, patient.calibration.key), ("dtype", dtype), ("threads", threads))
+    settings: Params = (
+        ("architecture", architecture_of(patient.model)),
+        (CALIBRATION, patient.calibration.key),
+        ("dtype", dtype),
+        ("threads", threads),
+    )
     versions = (("noisescope", VERSION), ("torch", torch.__version__))
     return About(mark, patient.samples.key, settings, str(device_of(patient.model)), versions, asked)
 
@@ -172,7 +178,7 @@ def question_of(desk: Desk, wanted: Wanted) -> Question:
         raise BadInputError(
             "the model runs no operator that noise can reach; noisescope.sites(model) lists what it runs."
         )
-    setting = _setting(patient, wanted)
+    setting = setting_of(patient, wanted)
     law = _law(desk, wanted) if wanted.asks_for("layer") and not wanted.exhaustive else None
     channels = _channel_level(desk, wanted) if wanted.asks_for("channel") else None
     setting = replace(setting, spent=_spent(patient, wanted, law))
@@ -192,7 +198,8 @@ def _law(desk: Desk, wanted: Wanted) -> LawCheck:
     return LawCheck(patient.samples, profile, wanted.scale, len(patient.layers))
 
 
-def _setting(patient: Patient, wanted: Wanted) -> Setting:
+def setting_of(patient: Patient, wanted: Wanted) -> Setting:
+    """What every question to a patient shares."""
     samples = patient.samples
     return Setting(
         workload=samples.key,
@@ -238,5 +245,5 @@ def _channel_level(desk: Desk, wanted: Wanted) -> ChannelLevel:
 
 def withstand(desk: Desk, wanted: Wanted, levels: tuple[float, ...], *, seeks_threshold: bool = True) -> Robustness:
     """What a model keeps at several levels of noise everywhere, and the scale at which it breaks."""
-    question = RobustnessQuestion(_setting(desk.patient, wanted), levels, seeks_threshold=seeks_threshold)
+    question = RobustnessQuestion(setting_of(desk.patient, wanted), levels, seeks_threshold=seeks_threshold)
     return run_study(question, desk.executor, desk.store, desk.progress("robustness"))

@@ -11,6 +11,7 @@ import pytest
 from diagnose.synthetic import World, ask, setting
 from noisescope.core.codec import decode, encode, key_of
 from noisescope.core.records import Reading
+from noisescope.diagnose.gate import GateQuestion
 from noisescope.diagnose.robustness import RobustnessQuestion
 from noisescope.diagnose.setting import cost_of
 from noisescope.diagnose.whole import Question
@@ -45,6 +46,7 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
     "exhaustive": lambda: whole(exhaustive=True, seeds=(0, 1)),
     "short of budget": lambda: whole(budget=11.0),
     "robustness": lambda: RobustnessQuestion(small(), levels=(0.0, 0.05)),
+    "gate": lambda: GateQuestion(small()),
 }
 
 
@@ -122,7 +124,7 @@ def test_a_conclusion_can_be_kept_and_read_back(question: Any, answered: tuple[A
 
 def test_what_it_costs_is_what_its_trials_cost(question: Any, answered: tuple[Any, dict[str, Reading]]) -> None:
     found, known = answered
-    spent = 0.0 if isinstance(question, RobustnessQuestion) else question.setting.spent
+    spent = 0.0 if isinstance(question, RobustnessQuestion | GateQuestion) else question.setting.spent
     cost = sum(cost_of(reading.trial, question.setting) for reading in known.values())
     assert found.cost == pytest.approx(cost + spent)
     if not question.setting.exhaustive and not isinstance(question, RobustnessQuestion):

@@ -26,6 +26,7 @@ COMMANDS = (
     "capture",
     "compare",
     "bits",
+    "gate",
     "report",
     "sites",
     "status",

@@ -178,11 +178,11 @@ def request_of(asked: argparse.Namespace, remark: str = "") -> Request:
     return Request(asked.command_line, asked.model, asked.data, remark)
 
 
-def write_page(folder: Path) -> None:
-    """The report of a run folder as a page, and its path on stdout."""
+def write_page(folder: Path, formats: Collection[str] = ("html",)) -> None:
+    """The report of a run folder, and the paths of its files on stdout."""
     from noisescope.runs.reporting import report
 
-    for path in report(folder, ("html",)):
+    for path in report(folder, formats):
         sys.stdout.write(f"report: {path}\n")
 
 

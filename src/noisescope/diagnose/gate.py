@@ -228,7 +228,7 @@ def _held(question: GateQuestion, here: Fragility, operator: str) -> list[_Held]
     if cost is not None and other is not None:
         found.append(_against_baseline(question, operator, cost, other, among))
     if cost is not None and by.is_share and rules.max_degradation is not None:
-        over = beyond(cost, rules.max_degradation, plan=_plan(rules, among))
+        over = beyond(cost, rules.max_degradation, plan=_plan(question, among))
         found.append(_Held(operator, "maximum", over.p_above, over.p_below, _more(over), over.interval))
     return found
 
@@ -236,16 +236,16 @@ def _held(question: GateQuestion, here: Fragility, operator: str) -> list[_Held]
 def _against_baseline(question: GateQuestion, operator: str, cost: Cost, other: Cost, among: int) -> _Held:
     """The limit is the larger of the factor times the baseline's cost, and what is ignored: it has to be above both."""
     rules = question.rules
-    over = excess(cost, other, rules.factor, plan=_plan(rules, among))
-    least = beyond(cost, rules.ignore_below, plan=_plan(rules, among))
+    over = excess(cost, other, rules.factor, plan=_plan(question, among))
+    least = beyond(cost, rules.ignore_below, plan=_plan(question, among))
     below = over.p_below if rules.ignore_below == 0.0 else min(1.0, 2.0 * min(over.p_below, least.p_below))
-    shown = excess(cost, other, rules.factor, plan=Resampling(rules.confidence)).interval
+    shown = excess(cost, other, rules.factor, plan=Resampling(rules.confidence, question.setting.resamples)).interval
     return _Held(operator, "baseline", max(over.p_above, least.p_above), below, _more(over), shown)
 
 
-def _plan(rules: GateRules, among: int) -> Resampling:
-    alpha = (1.0 - rules.confidence) / among
-    return Resampling(1.0 - 2.0 * alpha, max(10_000, int(20.0 / alpha)))
+def _plan(question: GateQuestion, among: int) -> Resampling:
+    alpha = (1.0 - question.rules.confidence) / among
+    return Resampling(1.0 - 2.0 * alpha, max(question.setting.resamples, int(20.0 / alpha)))
 
 
 def _more(over: Excess) -> int | None:

@@ -29,6 +29,7 @@ from noisescope.sweep.study import Executor
 from noisescope.sweep.subject import Subject, load
 
 CALIBRATED_BY = "nll"
+_MARK = 8
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Order:
     """The model by name, the workloads, and how the run is done. No metric is the usual one of the items' shape.
 
     With a cluster it does the work, and `workers` says nothing.
+    `is_marked` adds the beginning of the model's hash to the folder's name, so that every checkpoint has its own.
     """
 
     source: str
@@ -47,6 +49,11 @@ class Order:
     workers: int = 1
     cluster: Cluster | None = None
     asked: str = ""
+    is_marked: bool = False
+
+    def folder(self, fingerprint: str) -> Path:
+        """Where the run of this model is kept."""
+        return self.out.with_name(f"{self.out.name}-{fingerprint[:_MARK]}") if self.is_marked else self.out
 
 
 @contextmanager
@@ -63,7 +70,7 @@ def opened(order: Order, stream: TextIO | None) -> Iterator[Desk]:
     patient = Patient(subject.model, subject.layers, subject.sites, samples, calibration)
     threads = _threads(order)
     with (
-        Store(order.out, about(patient, subject.fingerprint, threads, order.asked)) as store,
+        Store(order.folder(subject.fingerprint), about(patient, subject.fingerprint, threads, order.asked)) as store,
         _hired(order, subject, samples, task, threads) as executor,
     ):
         yield Desk(patient, store, executor, stream)

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from noisescope.core.precision import PrecisionMap
 from noisescope.diagnose.comparison import Comparison
+from noisescope.diagnose.gated import Gated
 from noisescope.diagnose.localization import Localization
 from noisescope.diagnose.robustness import Robustness
 from noisescope.diagnose.whole import Diagnosis
 from noisescope.measure.profile import Profile
 from noisescope.report.comparison import comparison_view
 from noisescope.report.diagnosis import diagnosis_view
+from noisescope.report.gate_part import gate_view
 from noisescope.report.joined import joined_view
 from noisescope.report.localization import localization_view
 from noisescope.report.origin import Origin
@@ -27,6 +29,7 @@ from noisescope.runs.kept_keys import (
     CALIBRATION,
     COMPARISON,
     DIAGNOSIS,
+    GATE,
     LOCALIZATION,
     PRECISION,
     ROBUSTNESS,
@@ -36,6 +39,7 @@ from noisescope.sweep.journal import RunFolderError
 from noisescope.sweep.store import Request, Store
 
 _SHORT = 8
+_NAMES = (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PRECISION, GATE)
 
 
 def report(folder: str | Path, formats: Iterable[str] = DEFAULT) -> list[Path]:
@@ -48,11 +52,11 @@ def view_of(store: Store) -> View:
     views = dict(_views(store))
     if not views:
         raise RunFolderError(
-            f"{store.folder}: holds {len(store.readings())} readings and no finding of {DIAGNOSIS}, {ROBUSTNESS}, "
-            f"{LOCALIZATION}, {COMPARISON} or {PRECISION}, so there is nothing to report; repeat the command that made "
-            f"it: {store.about.asked or 'not noted'}"
+            f"{store.folder}: holds {len(store.readings())} readings and no finding of {', '.join(_NAMES[:-1])} or "
+            f"{_NAMES[-1]}, so there is nothing to report; repeat the command that made it: "
+            f"{store.about.asked or 'not noted'}"
         )
-    asked = [store.request_of(name) for name in (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PRECISION)]
+    asked = [store.request_of(name) for name in _NAMES]
     request = next((one for one in asked if one is not None), Request())
     return joined_view(views, f"Report on {_model_name(store, request)}")
 
@@ -74,6 +78,9 @@ def _views(store: Store) -> Iterator[tuple[str, View]]:
     precision = store.load_finding(PRECISION, PrecisionMap)
     if precision is not None:
         yield "Precision map", precision_view(precision, origin_of(store, PRECISION))
+    gated = store.load_finding(GATE, Gated)
+    if gated is not None:
+        yield "Gate", gate_view(gated, origin_of(store, GATE))
 
 
 def view_of_diagnosis(store: Store, diagnosis: Diagnosis) -> View:

@@ -23,6 +23,7 @@ def test_what_fits_is_counted_by_the_scarcest() -> None:
     [
         ("--ray --workers 2", "--workers 2 with --ray"),
         ("--ray-worker CPU=2", "--ray-worker without --ray"),
+        ("--ray --device auto", "--device auto with --ray"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

@@ -79,10 +79,11 @@ def run(asked: argparse.Namespace) -> int:
 
 def _batches(subject: Subject, asked: argparse.Namespace) -> list[Any]:
     from noisescope.measure.batches import Settings, prepare
+    from noisescope.measure.calling import device_of
 
     workload = read_data(asked.data, asked.samples)
     samples = prepare(workload, subject.tokenizer, "embedding_shift", Settings.of(subject.model))
-    return [batch.inputs for batch in samples.batches(device=next(subject.model.parameters()).device)]
+    return [batch.inputs for batch in samples.batches(device=device_of(subject.model))]
 
 
 def _planted(subject: Subject, asked: argparse.Namespace) -> AbstractContextManager[object]:

@@ -44,7 +44,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_loading(parser: argparse.ArgumentParser) -> None:
     """How a model is loaded."""
     group = parser.add_argument_group("loading")
-    group.add_argument("--device", default="cpu", metavar="D", help=f"{', '.join(DEVICES)}, or one by number: cuda:1")
+    group.add_argument(
+        "--device",
+        default="cpu",
+        metavar="D",
+        help=f"{', '.join(DEVICES)}, or one by number: cuda:1; for a model that is too large for one: auto, balanced, "
+        "sequential, or a JSON file from module paths to devices",
+    )
     group.add_argument("--dtype", metavar="T", help="float32, bfloat16 or float16; as the weights are, if left out")
     group.add_argument(
         "--config-from", metavar="M", help="folder, config.json or name for a checkpoint of bare weights"
@@ -168,7 +174,12 @@ def cluster_of(asked: argparse.Namespace) -> Cluster | None:
         raise BadInputError(
             f"--workers {asked.workers} with --ray: on a Ray cluster there are as many workers as fit; leave one out."
         )
-    return Cluster(asked.ray, asked.ray_worker or _USUAL_ROOM.get(asked.device.partition(":")[0], (("CPU", 1.0),)))
+    kind = asked.device.partition(":")[0]
+    if asked.ray_worker is None and kind not in DEVICES:
+        raise BadInputError(
+            f"--device {asked.device} with --ray: say what each worker takes, such as --ray-worker GPU=2,CPU=2."
+        )
+    return Cluster(asked.ray, asked.ray_worker or _USUAL_ROOM.get(kind, (("CPU", 1.0),)))
 
 
 def request_of(asked: argparse.Namespace, remark: str = "") -> Request:

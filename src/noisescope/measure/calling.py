@@ -25,9 +25,9 @@ KEEP = "logits_to_keep"
 
 
 def device_of(model: Model) -> torch.device:
-    """Where a model's first parameter is; the CPU for what has none."""
+    """Where a model's first parameter is, among those that are not on disk; the CPU for what has none."""
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
-    return next((weight.device for weight in parameters), torch.device("cpu"))
+    return next((weight.device for weight in parameters if not weight.is_meta), torch.device("cpu"))
 
 
 def declares(model: Model, name: str) -> bool:

@@ -23,6 +23,7 @@ from noisescope.core.errors import BadInputError, LoadError
 from noisescope.model.embedded import EMBEDDED, embedded_folder
 from noisescope.model.failures import first_line, one_line
 from noisescope.model.gguf_file import read_gguf
+from noisescope.model.placement import device_map_of, tensors_of
 from noisescope.model.pretrained import Manner, quiet, read_config, read_model, read_tokenizer
 
 CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -58,9 +59,12 @@ def load(
 ) -> Loaded:
     """The model that a source names. No dtype means the one that its weights are kept in; float32 for GGUF.
 
-    A checkpoint of bare weights needs `config_from`: a folder, a config.json, a hub name or an embedded model.
+    A checkpoint of bare weights needs `config_from`: a folder, a config.json, a hub name or an embedded model. A
+    `device` for a model that is too large for one is auto, another plan of accelerate, or a JSON file with a map.
     """
-    manner, target = Manner.of(dtype, attention, trust_remote_code), _device(device)
+    manner = Manner.of(dtype, attention, trust_remote_code)
+    target = None if (places := device_map_of(device)) else _device(device)
+    manner = replace(manner, device_map=places)
     if not isinstance(source, str) or not source.strip():
         raise BadInputError(f"model {source!r}: expected {ACCEPTED}.")
     place = str(embedded_folder(source)) if source in EMBEDDED else source
@@ -68,10 +72,12 @@ def load(
     bare = path.is_file() and path.suffix in CHECKPOINTS
     if config_from is not None and not bare:
         raise BadInputError(f"config_from {config_from!r} with {source}: only a checkpoint needs it; leave it out.")
+    if places and path.is_file():
+        raise BadInputError(f"device {device!r} with the file {source}: only a Hugging Face folder or name is spread.")
     with one_line(source), quiet(bars=not path.exists()):
         model, tokenizer = _read_checkpoint(path, config_from, manner) if bare else _read(place, path, manner)
         mark = fingerprint(model)
-        return Loaded(model.to(target), tokenizer, source, mark)
+        return Loaded(model if target is None else model.to(target), tokenizer, source, mark)
 
 
 def _read(place: str, path: Path, manner: Manner) -> Read:
@@ -159,7 +165,7 @@ def _main_dtype(state: dict[str, torch.Tensor]) -> torch.dtype | None:
 
 def fingerprint(model: torch.nn.Module) -> str:
     """A hash of every weight's name, type, shape and bytes, and of the configuration without what names its origin."""
-    named = [*model.named_parameters(), *model.named_buffers()]
+    named = list(tensors_of(model))
     with ThreadPoolExecutor(max_workers=4) as pool:
         digests = list(pool.map(lambda item: _digest(item[1]), named))
     config: Any = getattr(model, "config", None)

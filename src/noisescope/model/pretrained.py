@@ -42,6 +42,7 @@ class Manner:
     dtype: torch.dtype | None = None
     attention: str | None = None
     trust_remote_code: bool = False
+    device_map: str | dict[str, int | str] | None = None
 
     @classmethod
     def of(cls, dtype: str | None, attention: str | None, trust_remote_code: bool) -> Manner:
@@ -67,6 +68,8 @@ def read_model(where: str, config: PretrainedConfig, manner: Manner, **place: An
     options: dict[str, Any] = {"dtype": manner.dtype or "auto", "trust_remote_code": manner.trust_remote_code, **place}
     if manner.attention:
         options["attn_implementation"] = manner.attention
+    if manner.device_map:
+        options["device_map"] = manner.device_map
     given = "state_dict" in place
     model, seen = kind.from_pretrained(
         None if given else where, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options

@@ -28,4 +28,4 @@ def sample_batch(model: nn.Module, length: int = 8) -> dict[str, Tensor]:
 
 
 def _device(model: nn.Module) -> torch.device:
-    return next((w.device for w in model.parameters()), torch.device("cpu"))
+    return next((w.device for w in model.parameters() if not w.is_meta), torch.device("cpu"))

@@ -18,6 +18,7 @@ from noisescope.core.records import Params
 from noisescope.measure.batches import Samples, Settings, prepare
 from noisescope.measure.metrics import USUAL
 from noisescope.measure.workload import Workload
+from noisescope.model.placement import device_map_of
 from noisescope.runs.diagnosing import Desk, Patient, about
 from noisescope.sweep.bench import BenchMaker, ModelBench, Task
 from noisescope.sweep.executors.process import Processes
@@ -101,7 +102,8 @@ def _hired(order: Order, subject: Subject, samples: Samples, task: Task, threads
 def _elsewhere(load_options: Params) -> Params:
     """How an actor loads, whose Ray shows it no device but its own, and whose folder is another one."""
     options: dict[str, Any] = dict(load_options)
-    options["device"] = options.get("device", "cpu").partition(":")[0]
+    device = options.get("device", "cpu")
+    options["device"] = _absolute(device) if device_map_of(device) else device.partition(":")[0]
     options["config_from"] = options.get("config_from") and _absolute(options["config_from"])
     return tuple(options.items())
 

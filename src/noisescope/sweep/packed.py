@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from noisescope.measure.batches import prepare
+from noisescope.model.placement import is_spread
 from noisescope.sweep.bench import ModelBench, Task
 
 # Smaller tensors and buffers, which a model may write to, are copied by every reader.
@@ -47,7 +48,7 @@ def packed(model: nn.Module, tokenizer: Any, tasks: tuple[Task, ...]) -> PackedB
     Weights in the memory of the host are not copied. One whose parts lie on several devices is refused as well: where
     they lie elsewhere is for whoever loads it there.
     """
-    if len({weight.device for weight in model.parameters()}) != 1:
+    if is_spread(model):
         return None
     skeleton = io.BytesIO()
     writer = _Writer(skeleton)

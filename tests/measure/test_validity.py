@@ -68,7 +68,7 @@ def test_the_conclusion_warns_where_the_scale_that_is_asked_about_is_beyond_the_
 def test_a_group_that_is_undecided_makes_the_conclusion_so() -> None:
     vague = judge_validity("linear", SCALES, responses(samples=6, spread=0.3))
     found = conclude_validity([vague])
-    assert not found.decided and "undecided in 1 groups: linear" in found.statement
+    assert not found.decided and "undecided in 1 group: linear" in found.statement
     both = conclude_validity([vague, judge_validity("softmax", SCALES, responses(1.7))])
     assert not both.decided and "left by 1 of 2 groups; 1 undecided" in both.statement
 

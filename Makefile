@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test test-slow test-ray check bench bench-faults
+.PHONY: setup demo browser test test-slow test-ray check bench bench-faults
 
 setup: $(READY)
 
@@ -21,11 +21,15 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(RUN)/noisescope demo
 
-test: $(READY)
+# As root with apt, Chromium is installed for the tests of the report; elsewhere a line says that they are skipped.
+browser: $(READY)
+	@$(RUN)/python tools/get_browser.py
+
+test: browser
 	@$(RUN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 # One at a time: among these are the ones that measure speed.
-test-slow: $(READY)
+test-slow: browser
 	@$(RUN)/python -m pytest -m slow
 
 # On a real Ray cluster of several nodes, all on this machine.
@@ -33,7 +37,7 @@ test-ray: $(READY)
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
 	@$(RUN)/python -m pytest -m "slow or not slow" tests/sweep/test_ray.py tests/contracts/test_executor_contract.py
 
-check: $(READY)
+check: browser
 	$(RUN)/ruff format --check
 	$(RUN)/ruff check
 	$(RUN)/mypy

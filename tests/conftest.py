@@ -1,9 +1,21 @@
-"""Settings that must be made before torch and transformers are imported."""
+"""Settings that must be made before torch and transformers are imported, and what tests in a browser need."""
 
 import os
+
+import pytest
+
+from noisescope.report.chromium import NoBrowserError, find_chromium
 
 # No test may depend on a hub that is or is not there.
 os.environ["HF_HUB_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers with several threads each are slower than one thread each.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("browser"):
+        try:
+            find_chromium()
+        except NoBrowserError as problem:
+            pytest.skip(f"{problem} `make browser` does it where apt is there.")

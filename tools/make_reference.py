@@ -65,7 +65,9 @@ def row(action: argparse.Action) -> str:
     """One option or argument."""
     name = ", ".join(f"`{word}`" for word in action.option_strings) or str(action.metavar or action.dest)
     value = f"`{action.metavar}`" if action.option_strings and action.metavar else ""
-    meaning = re.sub(r" \(default: [^)]*\)?s?\)", "", action.help or "").replace("%%", "%")
+    # The default has a column of its own.
+    meaning = re.sub(r" ?\(default: (?:%\(default\)[sg]|[^)])*\)", "", action.help or "").replace("%%", "%")
+    meaning = re.sub(r" ?\(%\(default\)[sg]\)", "", meaning)
     return f"| {name} | {value} | {left_out(action)} | {meaning.replace('|', chr(92) + '|')} |"
 
 

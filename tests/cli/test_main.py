@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -48,6 +49,13 @@ def test_every_page_ends_with_its_example(command: str, capsys: pytest.CaptureFi
     assert module.__doc__.splitlines()[0] in " ".join(page.split())
     asked = parsers()[0].parse_args(shlex.split(module.EXAMPLE)[1:])
     assert asked.run is module.run
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_says_what_it_means(command: str) -> None:
+    for action in parsers()[1][command]._actions:
+        said = re.sub(r"\(default: .*\)", "", action.help or "").strip()
+        assert said, f"{command} {action.option_strings}"
 
 
 @pytest.mark.parametrize(

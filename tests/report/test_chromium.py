@@ -16,14 +16,6 @@ from report import example
 VIEW = example.view()
 
 
-@pytest.fixture
-def browser():
-    try:
-        return find_chromium()
-    except NoBrowserError as problem:
-        pytest.skip(str(problem))
-
-
 def test_without_a_browser_the_error_is_one_line_that_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CHROMIUM", raising=False)
@@ -56,7 +48,7 @@ def test_what_is_no_figure_is_refused():
 
 
 @pytest.mark.browser
-def test_the_same_page_is_the_same_pdf(browser):
+def test_the_same_page_is_the_same_pdf():
     first, second = (to_pdf(to_html(VIEW)) for _ in range(2))
     assert first.startswith(b"%PDF") and first.rstrip().endswith(b"%%EOF")
     assert hashlib.sha256(first).hexdigest() == hashlib.sha256(second).hexdigest()
@@ -66,7 +58,7 @@ def test_the_same_page_is_the_same_pdf(browser):
 
 
 @pytest.mark.browser
-def test_a_figure_becomes_pixels_at_twice_its_size(browser):
+def test_a_figure_becomes_pixels_at_twice_its_size():
     svg = figures(VIEW)["windows-1-bars"]
     png = to_png(svg)
     width, height = (float(re.search(rf' {side}="([\d.]+)"', svg)[1]) for side in ("width", "height"))

@@ -3,12 +3,12 @@
 import dataclasses
 
 import pytest
+from playwright import sync_api
 
-from noisescope.report.chromium import NoBrowserError, find_chromium
+from noisescope.report.chromium import find_chromium
 from noisescope.report.html import to_html
 from report import example, hostile
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 pytestmark = pytest.mark.browser
 
 FLAGS = (
@@ -26,12 +26,8 @@ PHONE, DESK = (360, 740), (1200, 800)
 
 @pytest.fixture(scope="module")
 def browser():
-    try:
-        program = find_chromium()
-    except NoBrowserError as problem:
-        pytest.skip(str(problem))
     with sync_api.sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=program, args=FLAGS)
+        chromium = play.chromium.launch(executable_path=find_chromium(), args=FLAGS)
         yield chromium
         chromium.close()
 

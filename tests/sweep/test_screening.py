@@ -16,6 +16,7 @@ import noisescope as ns
 from cases import batch, make
 from noisescope.core.errors import BadInputError
 from noisescope.core.records import Site
+from noisescope.sweep.progress import Progress
 
 HEAD = Site(None, "linear", "lm_head")
 
@@ -219,3 +220,12 @@ def test_wrong_values_are_named(options: dict[str, object], message: str) -> Non
     batches = options.pop("batches", [batch()])
     with pytest.raises(BadInputError, match=message):
         ns.screen(make("llama"), batches, **options)
+
+
+def test_a_batch_counts_as_done_once_it_is_screened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking whether the batches are fit to be screened is no progress."""
+    model, progress, done = sharp(), Progress("screening", None, "batches"), []
+    monkeypatch.setattr(progress, "advance", lambda: done.append("batch"))
+    model.register_forward_hook(lambda *_: done.append("pass"))
+    ns.screen(model, progress.over([batch(), batch(3)]))
+    assert done == ["pass", "batch", "pass", "batch"]

@@ -57,7 +57,9 @@ def add_system(parser: argparse.ArgumentParser) -> None:
 def add_texts(parser: argparse.ArgumentParser) -> None:
     """What it runs on."""
     parser.add_argument("--data", default=f"{DEMO}texts", metavar="F", help="texts to run on (default: %(default)s)")
-    parser.add_argument("--samples", "-n", type=count, default=8, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--samples", "-n", type=count, default=8, metavar="N", help="texts that are used (default: %(default)s)"
+    )
 
 
 def run(asked: argparse.Namespace) -> int:

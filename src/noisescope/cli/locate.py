@@ -45,7 +45,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the texts it runs on, the method, and what is planted."""
     add_model(parser)
     parser.add_argument("--data", default=f"{DEMO}texts", metavar="F", help="texts to run on (default: %(default)s)")
-    parser.add_argument("--samples", "-n", type=count, default=4, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--samples", "-n", type=count, default=4, metavar="N", help="texts that are used (default: %(default)s)"
+    )
     parser.add_argument(
         "--method", type=one_of("method", METHODS), default="srdd", metavar="M", help=", ".join(METHODS)
     )
@@ -55,9 +57,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the checks (default: %(default)s)")
     group = parser.add_argument_group("validation")
     group.add_argument("--ground-truth-layer", type=whole, metavar="L", help="plant a fault in this layer first")
-    group.add_argument("--fault-type", type=one_of("fault kind", FAULT_KINDS), default="dead_zone", metavar="K")
-    group.add_argument("--fault-magnitude", type=positive, default=0.3, metavar="M")
-    group.add_argument("--fault-operator", type=one_of("operator", OPERATORS), metavar="OP", help="all, if left out")
+    group.add_argument(
+        "--fault-type",
+        type=one_of("fault kind", FAULT_KINDS),
+        default="dead_zone",
+        metavar="K",
+        help=f"{', '.join(FAULT_KINDS)} (default: %(default)s)",
+    )
+    group.add_argument(
+        "--fault-magnitude",
+        type=positive,
+        default=0.3,
+        metavar="M",
+        help="how strong it is, in the measure of its kind (default: %(default)s)",
+    )
+    group.add_argument(
+        "--fault-operator",
+        type=one_of("operator", OPERATORS),
+        metavar="OP",
+        help=f"{', '.join(OPERATORS)}; all of them, if left out",
+    )
     parser.add_argument("--out", type=Path, metavar="RUN", help="folder to keep the answer in")
     add_config(parser)
 

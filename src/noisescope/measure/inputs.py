@@ -39,12 +39,13 @@ def checked_batches(batches: Iterable[Tensors], model: object = None) -> list[Te
     """Batches that are dicts of tensors with at least one row, and with tokens that the model has."""
     if isinstance(batches, Mapping | Tensor | str) or not isinstance(batches, Iterable):
         raise BadInputError(f"batches: seen {type(batches).__name__}, {_EXPECTED}.")
-    found = list(batches)
+    # A list stays itself and is looked at by number: it may count how far somebody has gone through it.
+    found = batches if isinstance(batches, list) else list(batches)
     if not found:
         raise BadInputError(f"no batches: {_EXPECTED}.")
     tokens = _tokens_of(model)
-    for number, batch in enumerate(found, start=1):
-        _check(number, batch, tokens)
+    for number in range(len(found)):
+        _check(number + 1, found[number], tokens)
     return found
 
 

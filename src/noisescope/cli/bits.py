@@ -12,11 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from noisescope.cli.options import add_loading, count, how_to_load, one_of, positive, read_data, write_page
+from noisescope.cli.options import add_loading, asked_in, count, how_to_load, one_of, positive, read_data, write_page
 
 if TYPE_CHECKING:
     from noisescope.core.precision import WeightFormat
-    from noisescope.sweep.store import Request, Store
 
 SUMMARY = "choose the bits of every linear layer within an average"
 EXAMPLE = "noisescope bits runs/first --target-avg-bits 6"
@@ -87,7 +86,7 @@ def run(asked: argparse.Namespace) -> int:
         measure=not asked.no_measure,
     )
     with Store(asked.run_folder) as store:
-        request = _request(store, asked)
+        request = asked_in(store, asked)
         model, samples = bits_desk(store, request.model, how_to_load(asked), read_data(request.workload, asked.samples))
         found = precision_map(model, samples, wanted, store, sys.stderr)
         store.save_finding(PRECISION, found, request)
@@ -96,18 +95,3 @@ def run(asked: argparse.Namespace) -> int:
     sys.stderr.write("".join(f"{line}\n" for line in unsaid))
     write_page(asked.run_folder)
     return 0
-
-
-def _request(store: Store, asked: argparse.Namespace) -> Request:
-    """The model and the data: those that are named, else those of what was asked in the folder first."""
-    from noisescope.core.errors import BadInputError
-    from noisescope.runs.kept_keys import DIAGNOSIS, LOCALIZATION, PRECISION, ROBUSTNESS
-    from noisescope.sweep.store import Request
-
-    earlier = [store.request_of(name) for name in (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, PRECISION)]
-    known = next((one for one in earlier if one is not None), Request())
-    model, data = asked.model or known.model, asked.data or known.workload
-    for option, held in (("--model", model), ("--data", data)):
-        if not held:
-            raise BadInputError(f"{option} is missing: {asked.run_folder} does not say what it was made with.")
-    return Request(asked.command_line, model, data)

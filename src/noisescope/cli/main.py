@@ -25,6 +25,7 @@ COMMANDS = (
     "locate",
     "capture",
     "compare",
+    "plan",
     "bits",
     "gate",
     "report",

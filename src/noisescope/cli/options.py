@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from noisescope.measure.workload import Workload
     from noisescope.runs.ordering import Order
     from noisescope.sweep.executors.ray import Cluster
-    from noisescope.sweep.store import Request
+    from noisescope.sweep.store import Request, Store
     from noisescope.sweep.subject import Subject
 
 DEVICES = ("cpu", "cuda", "npu", "mps", "xpu")
@@ -187,6 +187,20 @@ def request_of(asked: argparse.Namespace, remark: str = "") -> Request:
     from noisescope.sweep.store import Request
 
     return Request(asked.command_line, asked.model, asked.data, remark)
+
+
+def asked_in(store: Store, asked: argparse.Namespace) -> Request:
+    """The model and the data: those that are named, else those of what was asked in a run folder first."""
+    from noisescope.runs.kept_keys import DIAGNOSIS, LOCALIZATION, PRECISION, ROBUSTNESS
+    from noisescope.sweep.store import Request
+
+    earlier = [store.request_of(name) for name in (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, PRECISION)]
+    known = next((one for one in earlier if one is not None), Request())
+    model, data = asked.model or known.model, asked.data or known.workload
+    for option, held in (("--model", model), ("--data", data)):
+        if not held:
+            raise BadInputError(f"{option} is missing: {asked.run_folder} does not say what it was made with.")
+    return Request(asked.command_line, model, data)
 
 
 def write_page(folder: Path, formats: Collection[str] = ("html",)) -> None:

@@ -15,7 +15,7 @@ from noisescope.measure.contrasted import Contrast, Figures
 from noisescope.measure.indices import cumulative_curve
 
 RowVerdict = Literal["ok", "local", "inherited", "not compared"]
-# An error that is only carried on was never seen to grow this much in these units; see docs/compare.md.
+# An error that is only carried on was never seen to grow this much in these units; see docs/migration.md.
 RISE = 4.0
 SHADOW, ESTIMATE = "shadow", "estimate"
 _HOW = {

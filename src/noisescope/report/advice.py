@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
+from noisescope.core.migration import PROTECTION
 from noisescope.core.words import many
 from noisescope.diagnose.ledger import Answer
 from noisescope.diagnose.operator import SCORES, OperatorResult
@@ -21,17 +22,6 @@ from noisescope.report.wording import label, number
 
 Result = OperatorResult | WindowResult
 _PRIORITY: Mapping[Level, int] = {"critical": 1, "high": 2, "moderate": 3, "undecided": 4, "low": 5, "none": 5}
-# What more precision means for an operator.
-_PROTECTION: Mapping[str, str] = {
-    "linear": "Keep the linear layers in 16 bits where the map is darkest, and quantize from the lightest on",
-    "matmul": "Keep the matrix products of attention in 16 bits, with sums in 32 bits",
-    "bmm": "Keep the batched matrix products in 16 bits, with sums in 32 bits",
-    "softmax": "Compute softmax in 32 bits, and check the table of its exponential on the target",
-    "silu": "Compute silu in 16 bits or more, and check its table on the target",
-    "gelu": "Compute gelu in 16 bits or more, and check its table on the target",
-    "layer_norm": "Compute layer_norm in 32 bits: its mean, its variance and its scaling",
-    "rms_norm": "Compute rms_norm in 32 bits: its mean square and its scaling",
-}
 # By the usual rule of mixed precision: what costs more than 15 % needs 16 bits, what costs more than 5 % needs 8.
 _BITS: Mapping[str, str] = {"critical": "in 16 bits", "high": "in 8 bits or more", "moderate": "in 8 bits or more"}
 _NO_REMEDY = "none needed"
@@ -111,7 +101,7 @@ def _operators(diagnosis: Diagnosis) -> Iterator[Action]:
         if verdict.decided and verdict.name in SCORES.names[1:]:
             action = _action(
                 result.operator,
-                _PROTECTION.get(result.operator, f"Keep {result.operator} in higher precision"),
+                PROTECTION.get(result.operator, f"Keep {result.operator} in higher precision"),
                 f"Noise of {label(diagnosis.setting.scale, 'percent')} in this operator alone costs too much.",
                 verdict.name,
                 [_cost(diagnosis, result)],

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from noisescope.core.migration import Plan
 from noisescope.core.precision import PrecisionMap
 from noisescope.diagnose.comparison import Comparison
 from noisescope.diagnose.gated import Gated
@@ -21,6 +22,7 @@ from noisescope.report.gate_part import gate_view
 from noisescope.report.joined import joined_view
 from noisescope.report.localization import localization_view
 from noisescope.report.origin import Origin
+from noisescope.report.plan import plan_view
 from noisescope.report.precision import precision_view
 from noisescope.report.robustness import robustness_view
 from noisescope.report.view import View
@@ -31,6 +33,7 @@ from noisescope.runs.kept_keys import (
     DIAGNOSIS,
     GATE,
     LOCALIZATION,
+    PLAN,
     PRECISION,
     ROBUSTNESS,
     profile_key,
@@ -39,7 +42,7 @@ from noisescope.sweep.journal import RunFolderError
 from noisescope.sweep.store import Request, Store
 
 _SHORT = 8
-_NAMES = (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PRECISION, GATE)
+_NAMES = (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PLAN, PRECISION, GATE)
 
 
 def report(folder: str | Path, formats: Iterable[str] = DEFAULT) -> list[Path]:
@@ -75,6 +78,9 @@ def _views(store: Store) -> Iterator[tuple[str, View]]:
     robustness = store.load_finding(ROBUSTNESS, Robustness)
     if robustness is not None:
         yield "Robustness", robustness_view(robustness, origin_of(store, ROBUSTNESS))
+    plan = store.load_finding(PLAN, Plan)
+    if plan is not None:
+        yield "Migration plan", plan_view(plan, origin_of(store, PLAN))
     precision = store.load_finding(PRECISION, PrecisionMap)
     if precision is not None:
         yield "Precision map", precision_view(precision, origin_of(store, PRECISION))

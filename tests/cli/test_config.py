@@ -60,6 +60,12 @@ def test_lists_are_what_the_flag_takes_with_commas(file: Path) -> None:
     assert read_words(["robustness", "--config", str(file)]).noise_levels == (0.0, 0.1, 0.2)
 
 
+def test_what_may_be_repeated_is_a_list(file: Path) -> None:
+    file.write_text("full: ['*.q_proj', '*.o_proj']\n")
+    asked = read_words(["capture", "demo", "--out", "x", "--config", str(file)])
+    assert asked.full == ["*.q_proj", "*.o_proj"]
+
+
 @pytest.mark.parametrize(
     ("text", "line", "seen"),
     [

@@ -76,6 +76,11 @@ def test_a_run_folder_that_is_not_named_is_that_of_command_and_model(line: str, 
         ("sites no-such-model-here", "no-such-model-here"),
         ("sites demo --device tpu", "device 'tpu'"),
         ("status no/such/folder", "no/such/folder: not a run folder"),
+        ("diagnos demo", "unknown command 'diagnos'; accepted: bits"),
+        ("diagnos demo", "Did you mean 'diagnose'?"),
+        ("diagnose demo --noise-scal=0.1", "unknown option of diagnose '--noise-scal'"),
+        ("diagnose demo --noise-scal 0.1", "Did you mean '--noise-scale'?"),
+        ("sites demo more", "unknown option of sites 'more'"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(line: str, seen: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +88,31 @@ def test_a_mistake_is_one_line_and_status_2(line: str, seen: str, capsys: pytest
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("noisescope: ") and said.err.count("\n") == 1 and seen in said.err
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("diagnose", "required: MODEL"),
+        ("diagnose demo --noise-scale strong", "--noise-scale: 'strong': expected a finite number above 0"),
+        ("locate demo --fault-type dead", "Did you mean 'dead_zone'?"),
+        ("report", "required: RUN"),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_names_the_help(
+    line: str, seen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(shlex.split(line))
+    said = capsys.readouterr()
+    assert (end.value.code, said.out, said.err.count("\n")) == (2, "", 1) and seen in said.err
+    assert said.err.endswith(f"What it takes: noisescope {line.split(maxsplit=1)[0]} --help\n")
+
+
+def test_without_a_command_there_is_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.endswith("example:\n  noisescope demo\n")
 
 
 def test_what_nobody_foresaw_is_one_line_too(

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from noisescope.cli.config import add_config
 from noisescope.cli.options import add_loading, asked_in, count, how_to_load, one_of, positive, read_data, write_page
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="MODEL", help="the model (default: the one of the run)")
     add_loading(parser)
+    add_config(parser)
 
 
 def formats(text: str) -> tuple[WeightFormat, ...]:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noisescope.cli.config import add_config
 from noisescope.cli.options import DEMO, add_model, count, how_to_load, one_of, positive, read_data, whole
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--seed", type=whole, default=0, metavar="N", help="of the projection (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write")
+    add_config(parser)
 
 
 def add_system(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noisescope.cli.capture import add_system, add_texts, batches_of
+from noisescope.cli.config import add_config
 from noisescope.cli.options import add_loading, how_to_load, positive, request_of, write_page
 from noisescope.core.errors import BadInputError
 
@@ -39,6 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument_group("reference of two checkpoints").add_argument(
         "--reference-dtype", metavar="T", help="dtype of A (default: as its weights are); --dtype and the rest are of B"
     )
+    add_config(parser)
 
 
 def layers(text: str) -> tuple[int, ...]:

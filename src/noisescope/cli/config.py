@@ -69,6 +69,9 @@ def _value(action: argparse.Action, entry: Entry) -> Any:
     parts = entry.value if isinstance(entry.value, list) else [entry.value]
     if not parts or not all(isinstance(part, str | int | float) and not isinstance(part, bool) for part in parts):
         raise BadInputError(f"{entry.place}: {entry.name} is {entry.value!r}; expected a text or a number.")
+    if isinstance(action.default, list):
+        # An option that may be repeated.
+        return [str(part) for part in parts]
     text = ",".join(map(str, parts))
     try:
         return action.type(text) if callable(action.type) else text

@@ -11,10 +11,10 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from noisescope.cli.config import fill, named_in
-from noisescope.core.errors import NoisescopeError
+from noisescope.core.errors import NoisescopeError, unknown_name
 from noisescope.core.version import VERSION
 
 PASS, LIMIT_BROKEN, FAILED, INTERRUPTED = 0, 1, 2, 3
@@ -53,9 +53,19 @@ class Command(Protocol):
         """Do it, and say with which status."""
 
 
+class OneLine(argparse.ArgumentParser):
+    """A parser that tells a mistake in one line; the usage is on the help page."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(FAILED, f"{self.prog}: {message.rstrip('.')}. What it takes: {self.prog} --help\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit status."""
     words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        parsers()[0].print_help(sys.stderr)
+        return FAILED
     try:
         asked = read_words(words)
         status: int = asked.run(asked)
@@ -79,17 +89,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def read_words(words: Sequence[str]) -> argparse.Namespace:
     """What a command line asks for, the file that it names read as well."""
     whole, commands = parsers()
+    name = words[0]
+    if name not in commands and not name.startswith("-"):
+        raise unknown_name("command", name, commands)
     path = named_in(words)
-    if path is not None and words[0] in commands:
-        fill(commands[words[0]], path)
-    asked = whole.parse_args(words)
+    if path is not None and name in commands:
+        fill(commands[name], path)
+    asked, strange = whole.parse_known_args(words)
+    if strange:
+        known = [option for action in commands[name]._actions for option in action.option_strings]
+        raise unknown_name(f"option of {name}", strange[0].partition("=")[0], known)
     asked.command_line = shlex.join(["noisescope", *words])
     return asked
 
 
 def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The whole command line with its help, and that of each command by name."""
-    whole = argparse.ArgumentParser(
+    whole = OneLine(
         prog="noisescope",
         allow_abbrev=False,
         description="Finds the fragile operators, layers and channels of a language model by injecting noise.",

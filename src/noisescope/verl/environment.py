@@ -1,27 +1,13 @@
 """Reads the settings of the process-wide switchboard from environment variables; it changes nothing by itself.
 
-Every name exists with the prefix `NOISESCOPE_`; those marked * also with `VERL_NOISY_OPS_`, which is read second.
-
-    ENABLED *              1 to inject; without it the others are not read
-    SCALE *                base scale of the noise, 0.05
-    TYPE *                 noise kind or number format, relative_gaussian
-    ALL_OPS *              1 for every operator instead of linear, matmul and bmm
-    FORWARD_ONLY *         1 for noise in outputs alone
-    BACKWARD_ONLY *        1 for noise in gradients alone
-    TRAINING_ONLY *        1 to leave evaluation and generation, which run without gradients, clean
-    LAYERS                 such as 0,3-5; all when left out
-    OPERATORS              such as softmax,layernorm; wins over ALL_OPS
-    OPERATOR_SCALES        factors such as softmax=2,linear=0.5
-    LAYER_SCALES           factors such as 0=0.5,7=2
-    LAYER_SCALES_ABSOLUTE  1 if those are the scales themselves
-    SEED                   0
-
-Switches take 1, true, yes, on and 0, false, no, off.
+Every name exists with the prefix `NOISESCOPE_`; those that users of the verl fork know also with `VERL_NOISY_OPS_`,
+which is read second. Switches take 1, true, yes, on and 0, false, no, off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from noisescope.core.errors import BadInputError
@@ -29,7 +15,40 @@ from noisescope.core.records import Scaling
 from noisescope.verl.settings import Settings, checked_layers, checked_operators, layer_factors, operator_factors
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_SHARED = ("ENABLED", "SCALE", "TYPE", "ALL_OPS", "FORWARD_ONLY", "BACKWARD_ONLY", "TRAINING_ONLY")
+OWN, FORK = "NOISESCOPE_", "VERL_NOISY_OPS_"
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A variable without its prefix: an example, what holds while it is not set, what it does, and who knows it."""
+
+    example: str
+    left_out: str
+    meaning: str
+    shared: bool = False
+
+
+SWITCHES: Mapping[str, Switch] = {
+    "ENABLED": Switch("1", "no noise", "inject from the import on; without it the others are not read", shared=True),
+    "SCALE": Switch("0.02", "0.05", "base scale of the noise", shared=True),
+    "TYPE": Switch(
+        "fp8_e4m3", "relative_gaussian", "noise kind or number format, see the [table of kinds](kinds.md)", shared=True
+    ),
+    "ALL_OPS": Switch("1", "linear, matmul, bmm", "every operator", shared=True),
+    "FORWARD_ONLY": Switch("1", "both phases", "noise in outputs alone", shared=True),
+    "BACKWARD_ONLY": Switch(
+        "1", "both phases", "noise in gradients alone; an error together with the one above", shared=True
+    ),
+    "TRAINING_ONLY": Switch(
+        "1", "every pass", "leave evaluation and generation clean: passes that begin without gradients", shared=True
+    ),
+    "LAYERS": Switch("0,3-5", "all layers", "layers to inject into"),
+    "OPERATORS": Switch("softmax,layernorm", "as `ALL_OPS` says", "operators to inject into; wins over `ALL_OPS`"),
+    "OPERATOR_SCALES": Switch("softmax=2,linear=0.5", "no factors", "factors on the scale by operator"),
+    "LAYER_SCALES": Switch("0=0.5,7=2", "no factors", "factors on the scale by layer"),
+    "LAYER_SCALES_ABSOLUTE": Switch("1", "factors", "the numbers by layer are the scales themselves"),
+    "SEED": Switch("7", "0", "seed of the noise"),
+}
 
 
 def settings_from(environ: Mapping[str, str]) -> Settings | None:
@@ -67,11 +86,11 @@ def _scaling(environ: Mapping[str, str]) -> Scaling:
 
 def _read(environ: Mapping[str, str], name: str) -> tuple[str, str | None]:
     """The variable that is set, with its value; an empty one counts as not set."""
-    for prefix in ("NOISESCOPE_", "VERL_NOISY_OPS_") if name in _SHARED else ("NOISESCOPE_",):
+    for prefix in (OWN, FORK) if SWITCHES[name].shared else (OWN,):
         value = environ.get(prefix + name, "").strip()
         if value:
             return prefix + name, value
-    return "NOISESCOPE_" + name, None
+    return OWN + name, None
 
 
 def _flag(environ: Mapping[str, str], name: str) -> bool:

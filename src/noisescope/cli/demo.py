@@ -1,4 +1,4 @@
-"""Show the main job on the embedded model, end to end: a diagnosis, a planted hardware fault found, and a report.
+"""Show the main job on the embedded model, end to end: diagnosis, a planted fault found, precision map, plan, report.
 
 It runs the commands that it names, so that each can be repeated with a model and data of one's own. It opens with no
 network once the model is fetched.
@@ -68,6 +68,20 @@ def steps(out: Path) -> tuple[Step, ...]:
             "call is held against its own arithmetic, which says nothing of where the defect is.",
             ("locate", "demo", *fault, "--samples", "2", "--repeats", "1", "--out", str(out)),
             _faulty,
+        ),
+        Step(
+            "How few bits are enough, and where?",
+            "The weights of each group of linear layers get 4, 8 or 16 bits, 6 on average, where they hurt least. The "
+            "map is then applied and measured, and written for five quantizers.",
+            ("bits", str(out), "--target-avg-bits", "6", "--samples", "24"),
+            _cheap,
+        ),
+        Step(
+            "What comes first when the model moves to another device?",
+            "What noise costs in each layer ranks the layers; each step of the plan has its reason and the command by "
+            "which to see on the target that it holds.",
+            ("plan", str(out), "--target", "npu"),
+            _planned,
         ),
     )
 
@@ -167,6 +181,43 @@ def _fragile(store: Store) -> Iterable[str]:
             f"{sum(one.channels for one in found.channels.layers):,} are more than 10 times as large as the median "
             f"one, in layer {peak.layer} up to {peak.max_ratio:,.0f} times. They make low-bit formats lossy."
         )
+
+
+def _cheap(store: Store) -> Iterable[str]:
+    """What the map costs as measured, beside one format for all."""
+    from noisescope.core.precision import PrecisionMap
+    from noisescope.report.wording import number
+    from noisescope.runs.kept_keys import PRECISION
+
+    found = store.load_finding(PRECISION, PrecisionMap)
+    if found is None or not found.measured:
+        return
+    own, *others = found.measured
+    uniform = {option.format for choice in found.choices for option in choice.options}
+    beside = "; ".join(
+        f"{one.name} everywhere ({number(one.average_bits)} bits) costs {number(one.estimate)}"
+        for one in others
+        if one.name in uniform
+    )
+    yield (
+        f"Precision: a map of {number(own.average_bits)} bits per weight on average moves the answers by "
+        f"{number(own.estimate)} nats of KL per token (95 % interval {number(own.low)} to {number(own.high)}, "
+        f"{found.samples} texts); {beside}."
+    )
+
+
+def _planned(store: Store) -> Iterable[str]:
+    """How many steps of which urgency the plan has, and the first of them."""
+    from noisescope.core.migration import PRIORITIES, Plan
+    from noisescope.core.words import many
+    from noisescope.runs.kept_keys import PLAN
+
+    found = store.load_finding(PLAN, Plan)
+    if found is None or not found.steps:
+        return
+    counts = {word: sum(step.priority == number for step in found.steps) for number, word in PRIORITIES.items()}
+    told = ", ".join(f"{word} {count}" for word, count in counts.items() if count)
+    yield f"Plan: {many(len(found.steps), 'step')} for the move to {found.target} ({told}), kept as plan.md."
 
 
 def _cost(result: OperatorResult) -> str:

@@ -187,7 +187,9 @@ def question_of(desk: Desk, wanted: Wanted) -> Question:
         operators=wanted.asks_for("operator"),
         windows=_windows(wanted, setting, law) if wanted.asks_for("layer") else None,
         channels=channels,
-        notes=law_finding(law, patient.model, desk.store, desk.progress("law of screening", "groups")) if law else (),
+        notes=law_finding(law, patient.model, desk.store, desk.progress("check of the screening", "groups"))
+        if law
+        else (),
     )
 
 

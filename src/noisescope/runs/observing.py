@@ -92,11 +92,12 @@ def _watch(model: nn.Module, layers: Sequence[str], samples: Samples, progress: 
     )
     inputs = inputs_of(samples, device_of(model))
     first = len(inputs_of(samples, device_of(model), TOKENS))
+    screened, others = progress.over(inputs[:first]), progress.over(inputs[first:])
     with evaluating(model), observer:
         # The one with gradients, for the channels' Fisher information.
-        screen(model, progress.over(inputs[:first]))
+        screen(model, screened)
         with torch.no_grad():
-            for batch in progress.over(inputs[first:]):
+            for batch in others:
                 model(**batch)
     return observer.summaries()
 

@@ -72,6 +72,17 @@ def test_faults_in_several_places_are_all_listed():
     assert {(s.layer, s.operator) for s in result.suspects} == {(0, "silu"), (1, "rms_norm")}
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_and_its_softmax_are_both_listed_where_both_are_faulty(attention):
+    model = make("llama", attention)
+    with (
+        ns.inject(model, ns.fault("noise", 0.3), layers=1, operators="softmax"),
+        ns.inject(model, ns.fault("offset", 0.3), layers=1, operators="attention"),
+    ):
+        result = locate(model, [batch(ROWS, LENGTH)])
+    assert {(s.layer, s.operator) for s in result.suspects} == {(1, "softmax"), (1, "attention")}
+
+
 def test_faults_outside_the_layers_are_found_as_such():
     model = make("llama")
     with ns.inject(model, ns.fault("offset", 0.1), layers=[None], operators="linear"):

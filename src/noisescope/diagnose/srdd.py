@@ -19,7 +19,6 @@ from noisescope.measure.judged import Judged, is_confined
 CERTAIN = 1.5
 # Checks of code between operators: they say less than a check of an operator in the same module does.
 _GLUE = "glue"
-_INNER = ("matmul", "bmm", "softmax")
 _WORDS = {
     "product": "its outputs are not the product of its inputs and weights",
     "oracle": "its outputs are not what its inputs give in float64",
@@ -69,13 +68,9 @@ def _rank(suspect: Suspect) -> tuple[bool, float]:
 
 
 def _is_explained(site: Site, group: Sequence[Witnessed], broken: dict[Site, list[Witnessed]]) -> bool:
-    """Whether an accusation of a whole follows from that of a part: attention from its softmax, a module from both."""
+    """Whether an accusation of a module's own code follows from that of an operator in it."""
     parts = [other for other in broken if other.path == site.path and other != site]
-    if site.operator == "attention" and any(other.operator in _INNER for other in parts):
-        return True
-    if all(one.judged.check == _GLUE for one in group if not one.judged.holds):
-        return bool(parts)
-    return False
+    return bool(parts) and all(one.judged.check == _GLUE for one in group if not one.judged.holds)
 
 
 def _suspect(site: Site, group: Sequence[Witnessed]) -> Suspect:

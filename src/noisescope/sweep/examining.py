@@ -80,6 +80,11 @@ def check_embedding(call: Call) -> Judged:
     return check_lookup(module.weight, _input(call), call.out)
 
 
+def check_passed_on(inner: Tensor, out: Tensor) -> Judged:
+    """A whole whose last part was checked by itself: it has to hand on every bit of that."""
+    return judge("oracle", out, host(inner), 0.0)
+
+
 def _input(call: Call) -> Tensor:
     given = [x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)]
     if len(given) != 1 or not isinstance(call.out, Tensor):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from noisescope.core.records import Injection, Site, noise
-from noisescope.core.vocabulary import OPERATORS
+from noisescope.core.vocabulary import OPERATORS, PRODUCTS
 from noisescope.inject.plain import is_plain
 from noisescope.measure.judged import Judged
 from noisescope.measure.replay import Call, CannotReplayError, Operation, tensors_of
@@ -28,6 +28,7 @@ from noisescope.sweep.examining import (
     check_code,
     check_embedding,
     check_linear,
+    check_passed_on,
     part_of,
     quietly,
 )
@@ -50,6 +51,13 @@ class _Frame:
     operations: list[Operation] = field(default_factory=list)
     # Whether this call, or one inside it, differs from what was examined before.
     news: bool = False
+    # What the product behind a softmax gave: the last part of an attention whose parts are checked by themselves.
+    inner: Tensor | None = None
+
+    def note(self, operator: str, out: Tensor) -> None:
+        """Of an operator in the module's own code: keep what may be the end of an attention before it is one."""
+        follows = bool(self.operations) and self.operations[-1].operator == "softmax"
+        self.inner = out.clone() if follows and operator in PRODUCTS else None
 
 
 class Observer:
@@ -144,14 +152,18 @@ class Observer:
         self, site: Site, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
         frame = self._frames[-1] if self._frames else None
+        inner = None if frame is None else frame.inner
         if frame is not None:
+            frame.note(site.operator, out)
             frame.operations.append(Operation(site.operator, args, kwargs, out))
             if frame.part is not None and frame.part.kind != "container":
                 return
         new = self._is_new(site, (args, kwargs), out)
         if frame is not None:
             frame.news = frame.news or new
-        if new:
+        if new and inner is not None and site.operator == "attention":
+            self._examine(site, lambda: check_passed_on(inner, out))
+        elif new:
             self._examine(site, lambda: check_call(site.operator, function, (args, kwargs), out, self.signs))
 
     def _examine(self, site: Site, check: Callable[[], Judged]) -> None:

@@ -7,6 +7,7 @@ inputs and makes of them what it should, so it is not accused.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -107,8 +108,9 @@ def _evidence(check: str, failed: Sequence[Witnessed]) -> Evidence:
     hits, judged = sum(one.judged.hits for one in failed), sum(one.judged.judged for one in failed)
     size = "beyond all bounds" if math.isinf(worst) else f"up to {_times(worst)} times what rounding allows"
     note = next((one.judged.note for one in failed if one.judged.note), "")
-    words = f"{_WORDS[check]}: {hits:,} of {judged:,} values checked are off, {size}"
-    return Evidence(check, worst, hits, judged, f"{words} ({note})" if note else words)
+    defect = Counter(one.judged.defect for one in failed if one.judged.defect).most_common(1)
+    words = f"{_WORDS[check]}: {hits:,} of {judged:,} values checked are off, {size}{f' ({note})' if note else ''}"
+    return Evidence(check, worst, hits, judged, "; ".join([words, *(text for text, _ in defect)]))
 
 
 def _times(factor: float) -> str:

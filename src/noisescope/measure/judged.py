@@ -14,7 +14,7 @@ class Judged:
     """One check. `worst` is the largest error in units of what rounding allows: up to 1 is healthy.
 
     `judged` values were compared and `hits` of them lay above; `channels` of `width` are those that they touched, the
-    most often hit first, and none if those are too many to be listed.
+    most often hit first, and none if those are too many to be listed. `defect` says how they are wrong.
     """
 
     check: str
@@ -24,6 +24,7 @@ class Judged:
     width: int = 0
     channels: tuple[int, ...] = ()
     note: str = ""
+    defect: str = ""
 
     @property
     def holds(self) -> bool:
@@ -58,4 +59,5 @@ def together(check: str, parts: list[Judged]) -> Judged:
         telling.width,
         telling.channels,
         next((part.note for part in parts if part.note), ""),
+        telling.defect or next((part.defect for part in parts if part.defect), ""),
     )

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from noisescope.measure.judged import Judged
+from noisescope.measure.judging import judge
 from noisescope.measure.products import chosen_rows
-from noisescope.measure.rounding import host, judge, sum_unit, unit
+from noisescope.measure.rounding import host, sum_unit, unit
 
 # Errors of exp, erf and tanh as libraries make them, in roundings of the format that they compute in.
 _FUNCTION = 32.0

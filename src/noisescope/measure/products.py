@@ -20,18 +20,8 @@ import torch
 from torch import Tensor
 
 from noisescope.measure.judged import Judged, together
-from noisescope.measure.rounding import (
-    excess_of,
-    half_spacing,
-    host,
-    joined,
-    lean_of,
-    leans,
-    rounded,
-    sum_unit,
-    tallied,
-    unit,
-)
+from noisescope.measure.judging import excess_of, joined, lean_of, leans, tallied
+from noisescope.measure.rounding import half_spacing, host, rounded, sum_unit, unit
 
 # Standard deviations of a sum's error, at least twice over: see the formula above.
 _SIGMAS = 4.0

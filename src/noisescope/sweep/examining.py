@@ -17,10 +17,11 @@ from noisescope.core.vocabulary import PRODUCTS
 from noisescope.inject.ops import OPERATOR_OF, product_of
 from noisescope.inject.plain import is_plain
 from noisescope.measure.judged import Judged, together
+from noisescope.measure.judging import judge, leans
 from noisescope.measure.oracles import check_activation, check_attention, check_lookup, check_softmax, sampled
 from noisescope.measure.products import check_product, product_from
 from noisescope.measure.replay import Call, aside, on_host, replay, tensors_of
-from noisescope.measure.rounding import host, judge, leans, sum_unit
+from noisescope.measure.rounding import host, sum_unit
 
 Kind = Literal["linear", "lookup", "leaf", "container"]
 Function = Callable[..., Any]

@@ -27,6 +27,7 @@ COMMANDS = (
     "compare",
     "plan",
     "bits",
+    "smooth",
     "gate",
     "report",
     "sites",

@@ -75,7 +75,8 @@ def _sound(probe: Probe, folds: Sequence[Fold]) -> list[Fold]:
 
 
 def _stays(probe: Probe, folds: Sequence[Fold]) -> bool:
-    outputs, inputs = {}, {}
+    outputs: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     for fold in folds:
         channels = list(fold.channels)
         factors = _factors(len(channels) if fold.gain else probe.rows(fold.writer))

@@ -19,7 +19,8 @@ from noisescope.model.folds import GAINS, Fold, divided
 from noisescope.model.linears import matrix_of, set_matrix
 from noisescope.prescribe.eight_bits import INT8, real_rows, rounded_input
 
-ALPHAS = tuple(step / 10 for step in range(1, 10))
+# Factors are powers of two: alphas that are nearer to each other mostly give the same ones.
+ALPHAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 Peaks = Mapping[str, Tensor]
 
 
@@ -137,7 +138,7 @@ def _divide_norm(module: nn.Module, gain: str, factors: Tensor) -> Tensor:
 def _divide_rows(module: nn.Module, fold: Fold, factors: Tensor) -> Tensor:
     weight = matrix_of(module)
     rows = torch.ones(len(weight), dtype=torch.float64)
-    rows[: len(factors)] = factors.double()
+    rows[list(fold.channels)] = factors[list(fold.channels)].double()
     set_matrix(module, (weight.double() / rows.to(weight.device)[:, None]).to(weight.dtype))
     if isinstance(module.bias, Tensor):
         module.bias.copy_((module.bias.double() / rows.to(weight.device)).to(module.bias.dtype))

@@ -13,7 +13,7 @@ from noisescope.core.precision import WeightFormat
 # The setting of a run folder that names the calibration workload by its content.
 CALIBRATION = "calibration"
 DIAGNOSIS, ROBUSTNESS, LOCALIZATION, PRECISION = "diagnosis", "robustness", "localization", "precision"
-COMPARISON, GATE, PLAN = "comparison", "gate", "plan"
+COMPARISON, GATE, PLAN, SMOOTHING = "comparison", "gate", "plan", "smoothing"
 # What a screening looks at; more changes its ranking by less than the noise of the injections that confirm it.
 TOKENS = 1024
 

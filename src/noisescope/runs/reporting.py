@@ -5,11 +5,13 @@ It needs neither the model nor torch, judges nothing, and changes nothing in the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from noisescope.core.migration import Plan
 from noisescope.core.precision import PrecisionMap
+from noisescope.core.smoothing import Smoothing
 from noisescope.diagnose.comparison import Comparison
 from noisescope.diagnose.gated import Gated
 from noisescope.diagnose.localization import Localization
@@ -25,6 +27,7 @@ from noisescope.report.origin import Origin
 from noisescope.report.plan import plan_view
 from noisescope.report.precision import precision_view
 from noisescope.report.robustness import robustness_view
+from noisescope.report.smoothing import smoothing_view
 from noisescope.report.view import View
 from noisescope.report.writing import DEFAULT, write_report
 from noisescope.runs.kept_keys import (
@@ -36,13 +39,25 @@ from noisescope.runs.kept_keys import (
     PLAN,
     PRECISION,
     ROBUSTNESS,
+    SMOOTHING,
     profile_key,
 )
 from noisescope.sweep.journal import RunFolderError
 from noisescope.sweep.store import Request, Store
 
 _SHORT = 8
-_NAMES = (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PLAN, PRECISION, GATE)
+_PARTS: tuple[tuple[str, str, type[Any], Callable[..., View]], ...] = (
+    ("Localisation", LOCALIZATION, Localization, localization_view),
+    ("Comparison", COMPARISON, Comparison, comparison_view),
+    ("Diagnosis", DIAGNOSIS, Diagnosis, diagnosis_view),
+    ("Robustness", ROBUSTNESS, Robustness, robustness_view),
+    ("Migration plan", PLAN, Plan, plan_view),
+    ("Precision map", PRECISION, PrecisionMap, precision_view),
+    ("Smoothing", SMOOTHING, Smoothing, smoothing_view),
+    ("Gate", GATE, Gated, gate_view),
+)
+# In whose request the model and the workload are looked up first.
+_NAMES = (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PLAN, PRECISION, SMOOTHING, GATE)
 
 
 def report(folder: str | Path, formats: Iterable[str] = DEFAULT) -> list[Path]:
@@ -66,27 +81,10 @@ def view_of(store: Store) -> View:
 
 def _views(store: Store) -> Iterator[tuple[str, View]]:
     """A view of every finding by its name; a fault of the machine comes before what is measured on it."""
-    localization = store.load_finding(LOCALIZATION, Localization)
-    if localization is not None:
-        yield "Localisation", localization_view(localization, origin_of(store, LOCALIZATION))
-    comparison = store.load_finding(COMPARISON, Comparison)
-    if comparison is not None:
-        yield "Comparison", comparison_view(comparison, origin_of(store, COMPARISON))
-    diagnosis = store.load_finding(DIAGNOSIS, Diagnosis)
-    if diagnosis is not None:
-        yield "Diagnosis", view_of_diagnosis(store, diagnosis)
-    robustness = store.load_finding(ROBUSTNESS, Robustness)
-    if robustness is not None:
-        yield "Robustness", robustness_view(robustness, origin_of(store, ROBUSTNESS))
-    plan = store.load_finding(PLAN, Plan)
-    if plan is not None:
-        yield "Migration plan", plan_view(plan, origin_of(store, PLAN))
-    precision = store.load_finding(PRECISION, PrecisionMap)
-    if precision is not None:
-        yield "Precision map", precision_view(precision, origin_of(store, PRECISION))
-    gated = store.load_finding(GATE, Gated)
-    if gated is not None:
-        yield "Gate", gate_view(gated, origin_of(store, GATE))
+    for title, name, kind, view in _PARTS:
+        found = store.load_finding(name, kind)
+        if found is not None:
+            yield title, view_of_diagnosis(store, found) if name == DIAGNOSIS else view(found, origin_of(store, name))
 
 
 def view_of_diagnosis(store: Store, diagnosis: Diagnosis) -> View:

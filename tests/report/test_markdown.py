@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from noisescope.core.foreign import clean
 from noisescope.report.markdown import escape, to_markdown
 from noisescope.report.summary import to_text
-from noisescope.report.wording import clean
 from report import example, hostile
 from report.reading import plain, tables_of_markdown
 

@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from noisescope.report.wording import clean, label, limits, number, shorten
+from noisescope.core.foreign import clean
+from noisescope.report.wording import label, limits, number, shorten
 
 
 @pytest.mark.parametrize(

@@ -463,14 +463,14 @@ def test_what_is_kept_comes_back_for_its_key_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arrays = {"a": np.arange(6.0).reshape(2, 3), "b": np.array([1, 2], dtype=np.uint8)}
     with Store(folder, ABOUT) as store:
-        assert store.kept("profile", "key-1") is None
+        assert store.kept("profile", "key-1", dict) is None
         store.keep("profile", "key-1", arrays)
-        found = Store(folder).kept("profile", "key-1")
+        found = Store(folder).kept("profile", "key-1", dict)
         assert found is not None and found.keys() == arrays.keys()
         assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
-        assert store.kept("profile", "key-2") is None
+        assert store.kept("profile", "key-2", dict) is None
         store.keep("profile", "key-2", {"a": np.zeros(1)})
-        assert store.kept("profile", "key-1") is None and store.kept("profile", "key-2") is not None
+        assert store.kept("profile", "key-1", dict) is None and store.kept("profile", "key-2", dict) is not None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1, "key": "k"}', '{"schema": 1, "key": "k", "blob": 3}'])
@@ -478,4 +478,4 @@ def test_a_damaged_note_of_what_is_kept_is_refused(tmp_path: Path, text: str) ->
     store = Store(tmp_path / "run", ABOUT)
     (tmp_path / "run" / "kept-profile.json").write_text(text)
     with pytest.raises(RunFolderError, match=r"kept-profile\.json"):
-        store.kept("profile", "k")
+        store.kept("profile", "k", dict)

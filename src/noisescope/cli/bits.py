@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noisescope.cli.config import add_config
+from noisescope.cli.lines import remark, show
 from noisescope.cli.options import add_loading, asked_in, count, how_to_load, one_of, positive, read_data, write_page
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def run(asked: argparse.Namespace) -> int:
         found = precision_map(model, samples, wanted, store, sys.stderr)
         store.save_finding(PRECISION, found, request)
     paths, unsaid = write_recipes(found, asked.run_folder)
-    sys.stdout.write("\n".join(precision_lines(found)) + "\n" + "".join(f"{path}\n" for path in paths))
-    sys.stderr.write("".join(f"{line}\n" for line in unsaid))
+    show([*precision_lines(found), *map(str, paths)])
+    remark(*unsaid)
     write_page(asked.run_folder)
     return 0

@@ -7,11 +7,11 @@ operators, and says by itself what it is of. Its size does not grow with the dat
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescope.cli.config import add_config
+from noisescope.cli.lines import remark, show
 from noisescope.cli.options import DEMO, add_model, count, how_to_load, one_of, positive, read_data, whole
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def run(asked: argparse.Namespace) -> int:
     keeping = Keeping(tuple(asked.full), megabytes=asked.max_size, dither=not asked.no_dither, seed=asked.seed)
     model = as_system(subject.model, asked.system)
     path = capture(model, batches_of(subject, asked), asked.out, keeping=keeping, system=asked.system, name=asked.model)
-    sys.stdout.write(f"{path}\n")
-    sys.stderr.write(f"{path.stat().st_size / 1e6:.1f} MB; compare it with: noisescope compare {path} OTHER\n")
+    show([str(path)])
+    remark(f"{path.stat().st_size / 1e6:.1f} MB; compare it with: noisescope compare {path} OTHER")
     return 0
 
 

@@ -7,12 +7,12 @@ of the second also on the inputs of the first, so that its own error is measured
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from noisescope.cli.capture import add_system, add_texts, batches_of
 from noisescope.cli.config import add_config
+from noisescope.cli.lines import show
 from noisescope.cli.options import add_loading, how_to_load, positive, request_of, write_page
 from noisescope.core.errors import BadInputError
 
@@ -56,7 +56,7 @@ def run(asked: argparse.Namespace) -> int:
     from noisescope.diagnose.comparison_text import comparison_lines
 
     found = _compared(asked)
-    sys.stdout.write("\n".join(comparison_lines(found)) + "\n")
+    show(comparison_lines(found))
     if asked.out is not None:
         _keep(found, asked)
         write_page(asked.out)

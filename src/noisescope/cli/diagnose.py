@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from noisescope.cli.lines import remark, show
 from noisescope.cli.options import (
     add_data,
     add_model,
@@ -84,8 +85,8 @@ def run(asked: argparse.Namespace) -> int:
     with opened(order_of(asked), sys.stderr) as desk:
         diagnosis = examine(desk, wanted)
         desk.store.save_finding(DIAGNOSIS, diagnosis, request_of(asked))
-    sys.stdout.write("\n".join(dashboard(diagnosis)) + "\n")
+    show(dashboard(diagnosis))
     write_page(folder_of(asked))
-    sys.stderr.write(f"kept in {folder_of(asked)}\n")
+    remark(f"kept in {folder_of(asked)}")
     # Without a baseline and a control that equals it nothing was judged.
     return 0 if diagnosis.control.holds or asked.mode == "channel" else 2

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescope.cli.config import add_config
+from noisescope.cli.lines import remark, show
 from noisescope.cli.options import (
     DEMO,
     add_model,
@@ -135,11 +136,11 @@ def run(asked: argparse.Namespace) -> int:
         passed = gate(desk, _wanted(asked, baseline), passing)
         request = Request(asked.command_line, passing.name, data)
         desk.store.save_finding(GATE, passed.gated, request)
-    sys.stdout.write("\n".join(gate_lines(passed.gated)) + "\n")
+    show(gate_lines(passed.gated))
     if passed.damaged:
-        sys.stderr.write(f"{asked.history}: {passed.damaged} lines could not be read and were passed over\n")
+        remark(f"{asked.history}: {passed.damaged} lines could not be read and were passed over")
     write_page(desk.store.folder, ("html", "svg"))
-    sys.stderr.write(f"kept in {desk.store.folder}\n")
+    remark(f"kept in {desk.store.folder}")
     return _status(passed.gated.gate.verdict, strict=asked.strict)
 
 

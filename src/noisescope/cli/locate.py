@@ -7,12 +7,12 @@ planted first, and the answer says at which rank it was found.
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisescope.cli.config import add_config
+from noisescope.cli.lines import show
 from noisescope.cli.options import (
     DEMO,
     add_model,
@@ -89,7 +89,7 @@ def run(asked: argparse.Namespace) -> int:
     batches = _batches(subject, asked)
     with _planted(subject, asked):
         found = locate(subject.model, batches, method=asked.method, seed=asked.seed, repeats=asked.repeats)
-    sys.stdout.write("\n".join(_lines(found, asked.ground_truth_layer)) + "\n")
+    show(_lines(found, asked.ground_truth_layer))
     if asked.out is not None:
         _keep(found, subject, asked)
         write_page(asked.out)

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import NoReturn, Protocol, cast
 
 from noisescope.cli.config import fill, named_in
+from noisescope.cli.lines import remark
 from noisescope.core.errors import NoisescopeError, unknown_name
 from noisescope.core.version import VERSION
 
@@ -131,5 +132,5 @@ def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
 
 
 def _say(message: str, status: int) -> int:
-    sys.stderr.write(f"noisescope: {message}\n")
+    remark(f"noisescope: {message}")
     return status

@@ -9,12 +9,12 @@ import argparse
 import math
 import random
 import re
-import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from noisescope.cli.config import add_config
+from noisescope.cli.lines import show
 from noisescope.core.errors import BadInputError, unknown_name
 
 if TYPE_CHECKING:
@@ -207,8 +207,7 @@ def write_page(folder: Path, formats: Collection[str] = ("html",)) -> None:
     """The report of a run folder, and the paths of its files on stdout."""
     from noisescope.runs.reporting import report
 
-    for path in report(folder, formats):
-        sys.stdout.write(f"report: {path}\n")
+    show(f"report: {path}" for path in report(folder, formats))
 
 
 def count(text: str) -> int:

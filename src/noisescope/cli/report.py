@@ -6,9 +6,9 @@ Neither the model nor torch is needed. The files go into the run folder; they ca
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from noisescope.cli.lines import show
 from noisescope.core.errors import unknown_name
 
 SUMMARY = "write the report of a run folder, without the model"
@@ -46,5 +46,5 @@ def run(asked: argparse.Namespace) -> int:
 
     view = view_of(Store(asked.run_folder))
     paths = write_report(view, asked.run_folder, asked.format)
-    sys.stdout.write(to_text(view) + "\n" + "".join(f"{path}\n" for path in paths))
+    show([*to_text(view).splitlines(), "", *map(str, paths)])
     return 0

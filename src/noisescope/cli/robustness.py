@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from noisescope.cli.lines import remark, show
 from noisescope.cli.options import add_data, add_model, add_run, folder_of, levels, order_of, request_of, write_page
 
 SUMMARY = "measure what a model keeps at several levels of noise"
@@ -41,7 +42,7 @@ def run(asked: argparse.Namespace) -> int:
     with opened(order_of(asked), sys.stderr) as desk:
         found = withstand(desk, wanted, asked.noise_levels, seeks_threshold=not asked.no_threshold)
         desk.store.save_finding(ROBUSTNESS, found, request_of(asked))
-    sys.stdout.write("\n".join(robustness_lines(found)) + "\n")
+    show(robustness_lines(found))
     write_page(folder_of(asked))
-    sys.stderr.write(f"kept in {folder_of(asked)}\n")
+    remark(f"kept in {folder_of(asked)}")
     return 0

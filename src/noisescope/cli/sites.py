@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 
+from noisescope.cli.lines import remark, show
 from noisescope.cli.options import add_model, load_subject
 from noisescope.core.records import Site
 
@@ -21,10 +21,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(asked: argparse.Namespace) -> int:
     """One line per site on stdout, the totals on stderr."""
     subject = load_subject(asked)
-    for site in subject.sites:
-        sys.stdout.write(line_of(site) + "\n")
+    show(map(line_of, subject.sites))
     kinds = ", ".join(f"{number} {operator}" for operator, number in Counter(s.operator for s in subject.sites).items())
-    sys.stderr.write(f"{len(subject.layers)} layers, {len(subject.sites)} sites: {kinds}\n")
+    remark(f"{len(subject.layers)} layers, {len(subject.sites)} sites: {kinds}")
     return 0
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from noisescope.cli.lines import show
 from noisescope.core.records import Reading
 
 SUMMARY = "say how far a run folder is"
@@ -27,7 +27,7 @@ def run(asked: argparse.Namespace) -> int:
     lines += summary(list(store.readings().values()))
     concluded = sorted(path.name for path in asked.run_folder.glob("finding-*.json"))
     lines.append(f"findings  {', '.join(concluded) or 'none yet: repeat the command to go on'}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    show(lines)
     return 0
 
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
+from noisescope.core.foreign import clean, shorten
+
+_LONGEST = 2000
+
 
 class NoisescopeError(Exception):
-    """Base of every error that is an answer to the user and not a bug of ours."""
+    """Base of every error that is an answer to the user and not a bug of ours. It is one line, whatever it quotes."""
+
+    def __str__(self) -> str:
+        return shorten(clean(super().__str__()), _LONGEST)
 
 
 class BadInputError(NoisescopeError, ValueError):

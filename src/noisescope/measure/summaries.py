@@ -53,6 +53,8 @@ def from_arrays(arrays: Arrays) -> tuple[ChannelSummary, ...]:
     """The summaries that `to_arrays` wrote."""
     try:
         heads = decode(_Heads, arrays[_HEADS].tobytes().decode("utf-8", "replace")).of
+        for number in range(len(heads)):
+            _check({name: arrays[f"{number}.{name}"] for name in _MANY})
         return tuple(
             ChannelSummary(
                 **{name: getattr(head, name) for name in _SINGLE},
@@ -62,6 +64,19 @@ def from_arrays(arrays: Arrays) -> tuple[ChannelSummary, ...]:
         )
     except KeyError as missing:
         raise BadInputError(f"array {missing} is missing: expected those of channel summaries.") from None
+
+
+def _check(of: Arrays) -> None:
+    """Refuse arrays that are not of the same channels."""
+    channels = of["peaks"].shape
+    for name, array in of.items():
+        fits = {
+            "place_peaks": array.shape == (3, *channels),
+            "position_peaks": array.ndim == 1,
+            "squared_gradients": array.shape in (channels, (0,)),
+        }.get(name, array.shape == channels)
+        if not fits or len(channels) != 1 or array.dtype.kind not in "fi":
+            raise BadInputError(f"array {name} of {array.dtype} {array.shape}: not one of {channels} channels.")
 
 
 def _tuples(plain: Any) -> Any:

@@ -16,6 +16,7 @@ from noisescope.diagnose.gate import Fragility, fragility_of
 from noisescope.diagnose.gated import Checkpoint, Gated
 from noisescope.diagnose.setting import Setting
 from noisescope.diagnose.whole import Diagnosis
+from noisescope.sweep.journal import put
 from noisescope.sweep.store import ABOUT, About, Request, Store
 
 FORMAT, VERSION = "noisescope baseline", 1
@@ -39,7 +40,7 @@ def write_baseline(baseline: Baseline, path: Path) -> None:
     document = {"format": FORMAT, "version": VERSION, "schema": SCHEMA, "baseline": to_plain(baseline)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        put(path, f"{json.dumps(document, indent=1, allow_nan=False)}\n".encode())
     except OSError as problem:
         raise BadInputError(f"{path}: cannot be written ({problem.strerror}); name another file.") from None
 

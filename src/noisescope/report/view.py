@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from noisescope.core.errors import BadInputError
-from noisescope.report.wording import Format, clean
+from noisescope.core.foreign import clean
+from noisescope.report.wording import Format
 
 Level = Literal["critical", "high", "moderate", "low", "undecided", "none"]
 LEVELS: tuple[Level, ...] = ("critical", "high", "moderate", "low", "undecided", "none")

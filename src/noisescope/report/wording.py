@@ -6,8 +6,9 @@ It knows no format: escaping for HTML or Markdown is the renderers' business.
 from __future__ import annotations
 
 import math
-import re
 from typing import Literal
+
+from noisescope.core import foreign
 
 Format = Literal["plain", "percent", "times", "count", "seconds"]
 # What is shown of a name, and of a text in a table; JSON keeps all of it.
@@ -18,26 +19,11 @@ _TIMES = "\u00d7"
 # From here on a number is written as a power of ten.
 _LONG = 1e9
 _MANIFOLD = 1e3
-_SEQUENCES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)|\x1b[@-_]"
-)
-# Controls, marks that turn the direction of writing round, halves of surrogate pairs, and what XML has no place for.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
-_UNWRITABLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
-
-
-def clean(text: str) -> str:
-    """One line of text without terminal sequences, control characters or anything that UTF-8 cannot hold."""
-    visible = _UNSEEN.sub("", _SEQUENCES.sub("", text))
-    return " ".join(_UNWRITABLE.sub("\ufffd", visible).split())
 
 
 def shorten(text: str, limit: int = NAME_LIMIT) -> str:
     """The text, or its beginning and end where it is longer than the limit."""
-    if len(text) <= limit:
-        return text
-    tail = (limit - 1) // 3
-    return f"{text[: limit - 1 - tail]}…{text[len(text) - tail :]}"
+    return foreign.shorten(text, limit)
 
 
 def number(value: float | None, form: Format = "plain", unit: str = "") -> str:

@@ -5,8 +5,6 @@ It makes no view and knows no run folder.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from noisescope.report.html import to_html
 from noisescope.report.markdown import to_markdown
 from noisescope.report.svg import figures
 from noisescope.report.view import View
+from noisescope.sweep.journal import put
 
 Files = Mapping[str, bytes]
 
@@ -56,13 +55,9 @@ def write_report(view: View, folder: str | Path, formats: Iterable[str] = DEFAUL
 
 def write_file(path: Path, content: bytes) -> Path:
     """All of it or nothing: a report that is being read is never half a report."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(content)
-        beside.replace(path)
+        put(path, content)
     except OSError as problem:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         raise BadInputError(f"{path}: cannot be written ({problem.strerror}); choose another folder.") from None
     return path

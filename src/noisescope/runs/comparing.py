@@ -69,7 +69,7 @@ def _shadow(
     first, second = Tapping(reference), Tapping(other)
     made = _Made(one.manifest.seed)
     answers: dict[str, Tensor] = {}
-    with evaluating(reference), evaluating(other), torch.no_grad():
+    with evaluating(reference, other), torch.no_grad():
         for batch in batches:
             mask = mask_of(batch)
             right = values_of(first, _runner(reference, batch), mask)

@@ -5,7 +5,6 @@ It predicts nothing, and a diagnosis that is not screened has no use for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,7 @@ from noisescope.measure.validity import conclude_validity, judge_validity
 from noisescope.runs.observing import Inputs, tokens_of
 from noisescope.sweep.progress import Progress
 from noisescope.sweep.response import Group, Responses, name_of
-from noisescope.sweep.store import Store
+from noisescope.sweep.store import Arrays, Store
 
 # Below, at and above the scale that is asked about, as shares of it.
 _SCALES = (0.4, 1.0, 2.0)
@@ -66,18 +65,26 @@ class LawCheck:
         passes = 1.0 + sum(runs * (self.layers - (layer or 0)) / self.layers for layer, _ in self.groups)
         return passes * sum(map(tokens_of, self.inputs(model)))
 
+    def in_order(self, arrays: Arrays) -> list[FloatArray]:
+        """The responses of each group: a row for each scale."""
+        found = [arrays[str(number)].astype(np.float64) for number in range(len(self.groups))]
+        if any(one.ndim != 2 or len(one) != len(_SCALES) for one in found):
+            raise ValueError(f"expected responses at {len(_SCALES)} scales")
+        return found
+
 
 def law_finding(check: LawCheck, model: nn.Module, store: Store, progress: Progress) -> tuple[Finding, ...]:
     """What was found, from the folder or by injection; nothing where no group answers with harm that is a number."""
     key = key_of(("law", check.samples.key, check.groups, check.scales, _SEEDS, _SHARE))
-    arrays = store.kept("law", key)
-    if arrays is None:
+    answers = store.kept("law", key, check.in_order)
+    if answers is None:
         with progress:
             arrays = _respond(check, model, progress)
         store.keep("law", key, arrays)
+        answers = check.in_order(arrays)
     found = [
         judge_validity(name_of(group), check.scales, responses)
-        for group, responses in zip(check.groups, _in_order(arrays), strict=True)
+        for group, responses in zip(check.groups, answers, strict=True)
         if bool(np.isfinite(responses).all()) and bool((responses.mean(axis=1) > 0.0).all())
     ]
     return (conclude_validity(found, check.scale),) if found else ()
@@ -87,7 +94,3 @@ def _respond(check: LawCheck, model: nn.Module, progress: Progress) -> dict[str,
     responses = Responses(model, check.inputs(model))
     groups = progress.over(check.groups)
     return {str(number): responses.of_group(group, check.scales, _SEEDS) for number, group in enumerate(groups)}
-
-
-def _in_order(arrays: dict[str, np.ndarray]) -> Sequence[FloatArray]:
-    return [arrays[str(number)].astype(np.float64) for number in range(len(arrays))]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from noisescope.diagnose.srdd import Runs, conclude
 from noisescope.measure.calling import accepts
 from noisescope.measure.judged import Judged
 from noisescope.model.layout import layout_of
+from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.responses import SCALES, responses
 from noisescope.sweep.witnessing import Observer
 
@@ -52,7 +52,7 @@ def locate(
         raise BadInputError(f"repeats {repeats!r}: expected a whole number >= 1.")
     model = getattr(model, "_orig_mod", model)
     asked = _checked(batches)
-    with _still(model):
+    with evaluating(model), torch.no_grad():
         if method == "classic":
             return _classic(model, asked, seed)
         found, unchecked = _examined(model, asked, repeats, seed)
@@ -103,16 +103,3 @@ def _inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
     # A cache would make every run begin where the last one ended.
     more = {"use_cache": False} if "use_cache" not in batch and accepts(model, "use_cache") else {}
     return {**{name: value for name, value in batch.items() if name != "labels"}, **more}
-
-
-@contextmanager
-def _still(model: nn.Module) -> Iterator[None]:
-    """Without dropout and without gradients."""
-    was_training = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in was_training.items():
-            module.training = training

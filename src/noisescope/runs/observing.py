@@ -50,12 +50,12 @@ def tokens_of(inputs: Inputs) -> int:
 def profile_of(model: nn.Module, samples: Samples, scale: float, store: Store, progress: Progress) -> Profile:
     """Predicted harm of noise at every site, on the first tokens of the samples."""
     key = profile_key(samples.key, scale)
-    arrays = store.kept("profile", key)
-    if arrays is None:
+    profile = store.kept("profile", key, Profile.from_arrays)
+    if profile is None:
         with progress:
             profile = screen(model, progress.over(inputs_of(samples, device_of(model), TOKENS)), scale=scale)
-        store.keep("profile", key, arrays := profile.to_arrays())
-    return Profile.from_arrays(arrays)
+        store.keep("profile", key, profile.to_arrays())
+    return profile
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,11 @@ def channels_of(
 ) -> Channels:
     """Channel statistics over all samples, at linear modules and along the layers; memory does not grow with them."""
     key = channels_key(samples.key, layers)
-    arrays = store.kept("channels", key)
-    if arrays is None:
+    every = store.kept("channels", key, summaries.from_arrays)
+    if every is None:
         with progress:
-            found = _watch(model, layers, samples, progress)
-        store.keep("channels", key, arrays := summaries.to_arrays(found))
-    every = summaries.from_arrays(arrays)
+            every = _watch(model, layers, samples, progress)
+        store.keep("channels", key, summaries.to_arrays(every))
     stream = tuple(one for one in every if one.path in layers)
     return Channels(tuple(one for one in every if one.path not in layers), stream)
 

@@ -31,11 +31,12 @@ from noisescope.model.load import load
 from noisescope.prescribe.allocation import by_thresholds, exact, shortfall, spread
 from noisescope.prescribe.applying import rounded_weights
 from noisescope.prescribe.recipes import recipes
+from noisescope.report.writing import write_file
 from noisescope.runs.kept_keys import DIAGNOSIS, TOKENS, weights_key
 from noisescope.runs.observing import tokens_of
 from noisescope.sweep.evaluating import evaluating, without_cache
 from noisescope.sweep.progress import Progress
-from noisescope.sweep.store import Store
+from noisescope.sweep.store import Arrays, Store
 from noisescope.sweep.weight_screening import screen_weights
 
 RULES = ("exact", "thresholds")
@@ -143,10 +144,10 @@ def _harms(
     """Harm and its error of every linear layer in every format, from the folder or from backward passes."""
     modules = {linear.path: model.get_submodule(linear.path) for group in linears.groups for linear in group.linears}
     paths = sorted(modules)
-    found: Harms = {}
     keys = {form: weights_key(halves.samples.key, form, wanted.draws, tuple(paths)) for form in wanted.formats}
-    kept = {form: store.kept(_kept_name(form), key) for form, key in keys.items()}
-    missing = {form: partial(rounded, form=form) for form, arrays in kept.items() if arrays is None}
+    read = partial(_harms_of, paths)
+    kept = {form: store.kept(_kept_name(form), key, read) for form, key in keys.items()}
+    missing = {form: partial(rounded, form=form) for form, held in kept.items() if held is None}
     if missing:
         with progress:
             profile = screen_weights(
@@ -160,11 +161,14 @@ def _harms(
             both = [profile.predictions[path, form.name] for path in paths]
             arrays = {"harm": np.array([p.harm for p in both]), "error": np.array([p.error for p in both])}
             store.keep(_kept_name(form), keys[form], arrays)
-            kept[form] = arrays
-    for form, held in kept.items():
-        for path, harm, error in zip(paths, *((held["harm"], held["error"]) if held else ()), strict=True):
-            found[path, form.name] = (float(harm), float(error))
-    return found
+            kept[form] = _harms_of(paths, arrays)
+    return {(path, form.name): pair for form, held in kept.items() for path, pair in (held or {}).items()}
+
+
+def _harms_of(paths: Sequence[str], arrays: Arrays) -> dict[str, tuple[float, float]]:
+    """Harm and error of each linear layer in one format."""
+    pairs = zip(arrays["harm"].tolist(), arrays["error"].tolist(), strict=True)
+    return {path: (float(harm), float(error)) for path, (harm, error) in zip(paths, pairs, strict=True)}
 
 
 def _kept_name(form: WeightFormat) -> str:
@@ -262,13 +266,9 @@ def _row(name: str, found: PrecisionMap, values: Sequence[float], best: Sequence
 
 def write_recipes(found: PrecisionMap, folder: Path) -> tuple[list[Path], list[str]]:
     """The map in the words of other tools, as files; and what one of them has no word for."""
-    target = folder / FOLDER
-    target.mkdir(exist_ok=True)
     written, unsaid = [], []
     for recipe in recipes(found):
-        path = target / recipe.name
-        path.write_text(recipe.text, encoding="utf-8")
-        written.append(path)
+        written.append(write_file(folder / FOLDER / recipe.name, recipe.text.encode()))
         unsaid += [
             f"{recipe.name}: the tool has no word for {name}, so its layers are left out" for name in recipe.unsaid
         ]

@@ -94,8 +94,7 @@ def view_of_diagnosis(store: Store, diagnosis: Diagnosis) -> View:
 
 def _profile(store: Store, scale: float) -> Profile | None:
     """What screening predicted; None where there was none."""
-    arrays = store.kept("profile", profile_key(store.about.workload, scale))
-    return None if arrays is None else Profile.from_arrays(arrays)
+    return store.kept("profile", profile_key(store.about.workload, scale), Profile.from_arrays)
 
 
 def origin_of(store: Store, name: str) -> Origin:

@@ -1,13 +1,16 @@
 """Lets a model run for a while as it should where nothing is learned and nothing generated.
 
-It changes nothing of the model that lasts.
+It changes nothing of the model that lasts. Threads that run one model take turns, because what is put into it and
+what listens to it hangs on the model itself.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -17,17 +20,34 @@ from noisescope.measure.head import is_compiled
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+_TURNS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_MAKING = threading.Lock()
+
+
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside the block, and afterwards each in the mode in which it was."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        if training:
-            model.eval()
-        yield
-    finally:
-        for module in training:
-            module.training = True
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Every module in eval mode inside the block, and afterwards each in the mode in which it was.
+
+    Another thread that evaluates one of the models waits until then.
+    """
+    with ExitStack() as turns:
+        # In one order everywhere, so that two threads never wait for each other.
+        for model in sorted(models, key=id):
+            turns.enter_context(_turn(model))
+        training = [module for model in models for module in model.modules() if module.training]
+        try:
+            if training:
+                for model in models:
+                    model.eval()
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def _turn(model: nn.Module) -> threading.RLock:
+    with _MAKING:
+        return _TURNS.setdefault(model, threading.RLock())
 
 
 @contextmanager

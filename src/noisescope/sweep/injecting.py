@@ -19,6 +19,7 @@ from noisescope.inject.tally import Tally
 from noisescope.measure.inputs import called_with, checked_batches, module_of
 from noisescope.model.layout import layout_of
 from noisescope.model.sample import sample_batch
+from noisescope.sweep.evaluating import evaluating
 
 _INSTRUMENTS: weakref.WeakKeyDictionary[nn.Module, Instrument] = weakref.WeakKeyDictionary()
 
@@ -122,12 +123,7 @@ def sites(model: nn.Module, batch: Mapping[str, Any] | None = None) -> list[Site
     look = Injection(noise(scale=0.0), operators=OPERATORS)
     model = module_of(model)
     (inputs,) = checked_batches([sample_batch(model) if batch is None else batch], model)
-    was_training = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.no_grad(), Injecting(model, look, strict=False) as handle, called_with(1, inputs):
-            model(**inputs)
-    finally:
-        for module, training in was_training.items():
-            module.training = training
+    watched = Injecting(model, look, strict=False)
+    with evaluating(model), torch.no_grad(), watched as handle, called_with(1, inputs):
+        model(**inputs)
     return list(handle.stats.by_site())

@@ -5,6 +5,7 @@ What a line says is the store's business.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from noisescope.core.errors import NoisescopeError
 
-SUFFIX = ".jsonl"
+SUFFIX, UNFINISHED = ".jsonl", ".part"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Never an existing file, and no translation of line ends where the system would do that.
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -98,6 +99,40 @@ def write_whole(file: int, data: bytes) -> None:
     """Write all bytes: a full disk may take the first part of them before it refuses."""
     while data:
         data = data[os.write(file, data) :]
+
+
+def put(path: Path, data: bytes, *, replace: bool = True) -> None:
+    """A whole file or none, whenever the process is ended; what is there already stays if it is not to be replaced."""
+    part = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}{UNFINISHED}")
+    try:
+        _write_new(part, data)
+        _rename(part, path, replace=replace)
+        sync_folder(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    file = os.open(path, NEW_FILE, 0o666)
+    try:
+        write_whole(file, data)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _rename(part: Path, path: Path, *, replace: bool) -> None:
+    if replace:
+        part.replace(path)
+        return
+    try:
+        path.hardlink_to(part)
+    except FileExistsError:
+        pass  # the other one was first, and is what counts
+    except OSError:
+        # A file system without links; two processes in the same instant would then both go on.
+        part.rename(path)
 
 
 def sync_folder(folder: Path) -> None:

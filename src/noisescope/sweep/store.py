@@ -5,14 +5,11 @@ It decides nothing about trials, and deletes or overwrites nothing that it did n
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import re
-import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,23 +19,23 @@ from noisescope.core.codec import SCHEMA, decode, encode, from_plain, key_of, pa
 from noisescope.core.errors import BadInputError
 from noisescope.core.records import Params, Reading
 from noisescope.sweep.journal import (
-    NEW_FILE,
     SUFFIX,
+    UNFINISHED,
     Journal,
     RunFolderError,
     Tail,
     cannot_write,
+    put,
     seal,
-    sync_folder,
-    write_whole,
 )
 
 if TYPE_CHECKING:
     import numpy as np
 
 R = TypeVar("R")
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 ABOUT = "about.json"
-_READINGS, _BLOBS, _UNFINISHED = "readings", "blobs", ".part"
+_READINGS, _BLOBS = "readings", "blobs"
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -152,6 +149,7 @@ class Store:
 
     def load_blob(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         """The arrays that `save_blob` kept under this name."""
+        from safetensors import SafetensorError
         from safetensors.numpy import load
 
         path = self.folder / _BLOBS / f"{_checked(name)}.safetensors"
@@ -161,22 +159,30 @@ class Store:
             raise RunFolderError(f"{path}: cannot be read ({problem.strerror}).") from problem
         if hashlib.sha256(data).hexdigest()[:32] != name:
             raise RunFolderError(f"{path}: damaged; its content does not match its name. Delete it and repeat the run.")
-        return dict(load(data))
+        try:
+            return dict(load(data))
+        except SafetensorError as problem:
+            raise RunFolderError(f"{path}: no arrays ({problem}). Delete it and repeat the run.") from problem
 
     def keep(self, name: str, key: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Keep what was observed once, under a name; the key says of what, so that another question finds nothing."""
         text = json.dumps({"schema": SCHEMA, "key": key, "blob": self.save_blob(arrays)}, indent=1)
         self._put(self.folder / f"kept-{_checked(name)}.json", f"{text}\n".encode())
 
-    def kept(self, name: str, key: str) -> dict[str, np.ndarray[Any, Any]] | None:
-        """What `keep` kept under this name for this key; None if there is nothing, or what is for another key."""
+    def kept(self, name: str, key: str, read: Callable[[Arrays], R]) -> R | None:
+        """What `read` makes of what is kept under this name for this key; None if there is nothing, or for another key.
+
+        A file that `read` can make nothing of is refused, whatever it says about it.
+        """
         path = self.folder / f"kept-{_checked(name)}.json"
         try:
             plain = parse(path.read_text(encoding="utf-8"))
-            return self.load_blob(plain["blob"]) if (plain["schema"], plain["key"]) == (SCHEMA, key) else None
+            if (plain["schema"], plain["key"]) != (SCHEMA, key):
+                return None
+            return read(self.load_blob(plain["blob"]))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, LookupError, TypeError) as problem:
             raise RunFolderError(
                 f"{path}: not what noisescope keeps there ({problem}). Delete it and repeat the run."
             ) from problem
@@ -236,16 +242,10 @@ class Store:
 
     def _put(self, path: Path, data: bytes, *, replace: bool = True) -> None:
         """A whole file or none, whenever the process is ended."""
-        part = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}{_UNFINISHED}")
         try:
-            _write_new(part, data)
-            _rename(part, path, replace=replace)
-            sync_folder(path.parent)
+            put(path, data, replace=replace)
         except OSError as problem:
             raise cannot_write(self.folder, problem) from problem
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink()
 
     def _read_about(self) -> About:
         if not self._about_path.is_file():
@@ -271,35 +271,13 @@ def _holds_readings(name: str) -> bool:
 
 def _is_unfinished(name: str) -> bool:
     # A process that was killed while it made a run left this, and may be making it still.
-    return name.startswith(f".{ABOUT}-") and name.endswith(_UNFINISHED)
+    return name.startswith(f".{ABOUT}-") and name.endswith(UNFINISHED)
 
 
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise BadInputError(f"name {name!r}: expected letters, digits, - and _ only.")
     return name
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    file = os.open(path, NEW_FILE, 0o666)
-    try:
-        write_whole(file, data)
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _rename(part: Path, path: Path, *, replace: bool) -> None:
-    if replace:
-        part.replace(path)
-        return
-    try:
-        path.hardlink_to(part)
-    except FileExistsError:
-        pass  # the other one was first, and is what counts
-    except OSError:
-        # A file system without links; two processes in the same instant would then both go on.
-        part.rename(path)
 
 
 def _check_schema(folder: Path, schema: object) -> None:

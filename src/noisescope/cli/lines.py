@@ -1,0 +1,25 @@
+"""What a command says, line by line: results to stdout, remarks to stderr, nothing in it that steers a terminal.
+
+It chooses no words.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from noisescope.core.foreign import plain
+
+
+def show(lines: Iterable[str]) -> None:
+    """Results. A line stays one line, whatever was quoted in it."""
+    sys.stdout.write(_text(lines))
+
+
+def remark(*lines: str) -> None:
+    """What else there is to say."""
+    sys.stderr.write(_text(lines))
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "".join(f"{plain(line)}\n" for line in lines)

@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol, cast
 from noisescope.cli.config import fill, named_in
 from noisescope.cli.lines import remark
 from noisescope.core.errors import NoisescopeError, unknown_name
+from noisescope.core.foreign import clean
 from noisescope.core.version import VERSION
 
 PASS, LIMIT_BROKEN, FAILED, INTERRUPTED = 0, 1, 2, 3
@@ -59,7 +60,7 @@ class OneLine(argparse.ArgumentParser):
     """A parser that tells a mistake in one line; the usage is on the help page."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(FAILED, f"{self.prog}: {message.rstrip('.')}. What it takes: {self.prog} --help\n")
+        self.exit(FAILED, f"{self.prog}: {clean(message).rstrip('.')}. What it takes: {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 
+from noisescope.cli.lines import show
 from noisescope.cli.options import add_loading, asked_in, write_page
 
 SUMMARY = "plan the move to another device: what first, why, and how to validate it"
@@ -47,7 +47,7 @@ def run(asked: argparse.Namespace) -> int:
         move = Move(request.model, request.workload, loading=_loading(store.about.asked))
         found = plan(store, move, compared, asked.target)
         paths = write_plan(found, store, request)
-    sys.stdout.write("\n".join(plan_lines(found)) + "\n" + "".join(f"{path}\n" for path in paths))
+    show([*plan_lines(found), *map(str, paths)])
     write_page(asked.run_folder)
     return 0
 

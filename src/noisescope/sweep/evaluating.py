@@ -46,8 +46,9 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def _turn(model: nn.Module) -> threading.RLock:
+    whole: nn.Module = getattr(model, "_orig_mod", model)
     with _MAKING:
-        return _TURNS.setdefault(model, threading.RLock())
+        return _TURNS.setdefault(whole, threading.RLock())
 
 
 @contextmanager

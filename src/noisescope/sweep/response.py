@@ -83,7 +83,8 @@ class Responses:
             seed=seed,
         )
         sums, tokens = list[FloatArray](), list[FloatArray]()
-        with self._prefix.skipping(self._prefix.first([asked])), Injecting(self.model, asked):
+        # Nobody else may run the model while this is in it.
+        with evaluating(self.model), self._prefix.skipping(self._prefix.first([asked])), Injecting(self.model, asked):
             for batch, (clean, is_logits) in zip(self.batches, self._clean, strict=True):
                 noisy, _ = self._run(batch)
                 judged = judged_of(batch, noisy)

@@ -36,9 +36,8 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             turns.enter_context(_turn(model))
         training = [module for model in models for module in model.modules() if module.training]
         try:
-            if training:
-                for model in models:
-                    model.eval()
+            for module in training:
+                module.training = False
             yield
         finally:
             for module in training:

@@ -7,7 +7,7 @@ what listens to it hangs on the model itself.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,12 +36,17 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             turns.enter_context(_turn(model))
         training = [module for model in models for module in model.modules() if module.training]
         try:
-            for module in training:
-                module.training = False
+            _to_eval(models)
             yield
         finally:
             for module in training:
                 module.training = True
+
+
+def _to_eval(models: Iterable[nn.Module]) -> None:
+    for model in models:
+        if any(module.training for module in model.modules()):
+            model.eval()
 
 
 def _turn(model: nn.Module) -> threading.RLock:

@@ -31,6 +31,7 @@ COMMANDS = (
     "bits",
     "smooth",
     "gate",
+    "experiment",
     "report",
     "sites",
     "status",

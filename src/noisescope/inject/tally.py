@@ -35,13 +35,17 @@ class Counts(dict[object, Count]):
 
 @dataclass(frozen=True)
 class Realised:
-    """What an injection did at one site in one phase. `elements` is what it reached, `measured` what was compared."""
+    """What an injection did at one site in one phase. `elements` is what it reached, `measured` what was compared.
+
+    `relative` is the RMS of the change over that of the values, `error` the RMS of the change itself.
+    """
 
     calls: int
     elements: int
     measured: int
     changed: int
     relative: float
+    error: float
 
 
 @dataclass
@@ -135,7 +139,8 @@ class Tally:
             if of_phase == phase:
                 total = entry.total()
                 relative = (total.error_squares / total.value_squares) ** 0.5 if total.value_squares else 0.0
-                found[site] = Realised(entry.calls, entry.elements, total.elements, total.changed, relative)
+                error = (total.error_squares / total.elements) ** 0.5 if total.elements else 0.0
+                found[site] = Realised(entry.calls, entry.elements, total.elements, total.changed, relative, error)
         return found
 
     @property

@@ -14,6 +14,7 @@ from noisescope.core.precision import WeightFormat
 CALIBRATION = "calibration"
 DIAGNOSIS, ROBUSTNESS, LOCALIZATION, PRECISION = "diagnosis", "robustness", "localization", "precision"
 COMPARISON, GATE, PLAN, SMOOTHING = "comparison", "gate", "plan", "smoothing"
+EXPERIMENT = "experiment"
 # What a screening looks at; more changes its ranking by less than the noise of the injections that confirm it.
 TOKENS = 1024
 

@@ -13,6 +13,7 @@ from noisescope.core.migration import Plan
 from noisescope.core.precision import PrecisionMap
 from noisescope.core.smoothing import Smoothing
 from noisescope.diagnose.comparison import Comparison
+from noisescope.diagnose.experiment import Experiment
 from noisescope.diagnose.gated import Gated
 from noisescope.diagnose.localization import Localization
 from noisescope.diagnose.robustness import Robustness
@@ -20,6 +21,7 @@ from noisescope.diagnose.whole import Diagnosis
 from noisescope.measure.profile import Profile
 from noisescope.report.comparison import comparison_view
 from noisescope.report.diagnosis import diagnosis_view
+from noisescope.report.experiment import experiment_view
 from noisescope.report.gate_part import gate_view
 from noisescope.report.joined import joined_view
 from noisescope.report.localization import localization_view
@@ -34,6 +36,7 @@ from noisescope.runs.kept_keys import (
     CALIBRATION,
     COMPARISON,
     DIAGNOSIS,
+    EXPERIMENT,
     GATE,
     LOCALIZATION,
     PLAN,
@@ -55,9 +58,10 @@ _PARTS: tuple[tuple[str, str, type[Any], Callable[..., View]], ...] = (
     ("Precision map", PRECISION, PrecisionMap, precision_view),
     ("Smoothing", SMOOTHING, Smoothing, smoothing_view),
     ("Gate", GATE, Gated, gate_view),
+    ("Experiment", EXPERIMENT, Experiment, experiment_view),
 )
 # In whose request the model and the workload are looked up first.
-_NAMES = (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PLAN, PRECISION, SMOOTHING, GATE)
+_NAMES = (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PLAN, PRECISION, SMOOTHING, GATE, EXPERIMENT)
 
 
 def report(folder: str | Path, formats: Iterable[str] = DEFAULT) -> list[Path]:

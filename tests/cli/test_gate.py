@@ -189,3 +189,13 @@ def test_an_unknown_template_is_refused_by_name(capsys: pytest.CaptureFixture[st
         main(["gate", "--template", "gitlub"])
     assert end.value.code == 2
     assert "Did you mean 'gitlab'" in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_used_are_named_before_anything_is_measured(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more, seen in ((f"--history {tmp_path}", "--history expects"), (f"--save-baseline {tmp_path}", "a folder")):
+        words = f"gate {place}/first --baseline {place}/baseline.json --out {tmp_path}/run {more}"
+        assert main(shlex.split(words)) == 2
+        assert seen in capsys.readouterr().err.splitlines()[-1]
+    assert not list((tmp_path / "run").glob("readings-*"))

@@ -152,3 +152,17 @@ def test_every_kind_is_a_noise_or_a_fault() -> None:
 )
 def test_a_path_belongs_to_the_layer_that_holds_it(path: str, layer: int | None, local: str) -> None:
     assert Layout(("model.layers.0", "model.layers.1")).layer_of(path) == (layer, local)
+
+
+def test_a_field_that_came_later_changes_no_text_and_no_key_until_it_is_used() -> None:
+    plain = Injection.of(noise(), layers=[3])
+    assert "paths" not in encode(plain) and decode(Injection, encode(plain)) == plain
+    placed = dataclasses.replace(plain, paths=("model.layers.3.mlp.down_proj",))
+    assert '"paths":["model.layers.3.mlp.down_proj"]' in encode(placed)
+    assert decode(Injection, encode(placed)) == placed and key_of(placed) != key_of(plain)
+
+
+def test_paths_select_their_own_sites_and_without_one_any_site_may_be() -> None:
+    placed = dataclasses.replace(Injection.of(noise(), layers=[3]), paths=("a",))
+    assert placed.takes(3, "linear", "a") and not placed.takes(3, "linear", "b") and not placed.takes(2, "linear", "a")
+    assert placed.takes(3, "linear")

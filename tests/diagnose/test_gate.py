@@ -16,6 +16,7 @@ from noisescope.diagnose.gate import BEYOND, Fragility, Gate, GateQuestion, Gate
 from noisescope.diagnose.gate_lines import gate_lines
 from noisescope.diagnose.gated import Checkpoint, Gated
 from noisescope.diagnose.setting import Unit, slice_trial
+from noisescope.measure.statistics import Interval
 
 HARM = {"linear": 0.05, "matmul": 0.02, "softmax": 0.01, "silu": 0.03, "rms_norm": 0.04}
 RULES = GateRules()
@@ -163,6 +164,16 @@ def test_a_gate_is_kept_and_read_back_and_told_in_lines() -> None:
     assert decode(Gated, encode(whole)) == whole
     said = "\n".join(gate_lines(whole))
     assert said.startswith("Gate: FAIL") and "step-100" in said and "silu" in said and "beyond (baseline)" in said
+
+
+def test_a_full_column_of_the_table_ends_before_the_next_one() -> None:
+    gate = gated({}, kind=World)
+    long = Interval(0.000288, 0.000286, 0.000291, 0.95, 50)
+    rows = tuple(replace(one, harm=long, baseline=long) for one in gate.operators)
+    full = replace(gate, setting=replace(gate.setting, metric="kl_to_clean"), operators=rows)
+    said = gate_lines(Gated(full, Checkpoint("step-200", "f", "a", "float32"), "step-100"))
+    shown = "0.000288 (0.000286 to 0.000291)"
+    assert sum(line.count(f"{shown} ") == 2 for line in said) == len(rows)
 
 
 def test_rules_that_make_no_sense_are_refused() -> None:

@@ -30,6 +30,7 @@ COMMANDS = (
     "plan",
     "bits",
     "smooth",
+    "faults",
     "gate",
     "experiment",
     "report",

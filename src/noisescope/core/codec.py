@@ -15,6 +15,8 @@ from noisescope.core.errors import BadInputError
 
 SCHEMA = 1
 R = TypeVar("R")
+# Metadata of a field that came later: at its default it is not written, so that records keep their text and their key.
+LATER = types.MappingProxyType({"later": True})
 # JSON has no numbers for these; in a place declared float, or free, the word stands for the number.
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -22,12 +24,17 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def to_plain(record: Any) -> Any:
     """A record as dicts, lists and scalars."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {f.name: to_plain(getattr(record, f.name)) for f in dataclasses.fields(record)}
+        fields = [f for f in dataclasses.fields(record) if not _is_unsaid(f, record)]
+        return {f.name: to_plain(getattr(record, f.name)) for f in fields}
     if isinstance(record, tuple | list):
         return [to_plain(item) for item in record]
     if isinstance(record, float) and not math.isfinite(record):
         return str(record)
     return record
+
+
+def _is_unsaid(own: dataclasses.Field[Any], record: Any) -> bool:
+    return "later" in own.metadata and getattr(record, own.name) == own.default
 
 
 def encode(record: Any) -> str:
@@ -129,10 +136,10 @@ def _record(kind: type, plain: Any) -> Any:
     strange = sorted(set(plain) - set(names))
     if strange:
         raise BadInputError(f"{kind.__name__} has no field {', '.join(strange)}; it has {', '.join(names)}.")
-    missing = sorted(set(names) - set(plain))
+    missing = sorted({f.name for f in dataclasses.fields(kind) if "later" not in f.metadata} - set(plain))
     if missing:
         raise BadInputError(f"{kind.__name__} lacks {', '.join(missing)}.")
-    return kind(**{name: from_plain(hints[name], plain[name]) for name in names})
+    return kind(**{name: from_plain(hints[name], plain[name]) for name in names if name in plain})
 
 
 @functools.cache

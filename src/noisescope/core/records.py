@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Self
 
+from noisescope.core.codec import LATER
 from noisescope.core.errors import BadInputError, unknown_name
 from noisescope.core.vocabulary import (
     FAULT_KINDS,
@@ -145,6 +146,8 @@ class Injection:
     phases: tuple[str, ...] = ("forward",)
     seed: int = 0
     scaling: Scaling = Scaling()
+    # Paths of modules; only the calls that these make themselves.
+    paths: tuple[str, ...] | None = field(default=None, metadata=LATER)
 
     @classmethod
     def of(
@@ -171,9 +174,14 @@ class Injection:
                 raise BadInputError(f"empty selection of {what}: nothing would be injected; leave it out to take all.")
         return cls(corruption, chosen, named, wanted, whole_number("seed", seed))
 
-    def takes(self, layer: int | None, operator: str) -> bool:
-        """Whether a site of this layer and operator is selected. No list of operators takes all elementary ones."""
+    def takes(self, layer: int | None, operator: str, path: str | None = None) -> bool:
+        """Whether a site of this layer and operator is selected. No list of operators takes all elementary ones.
+
+        Without a path, whether any such site may be.
+        """
         if self.layers is not None and layer not in self.layers:
+            return False
+        if None not in (self.paths, path) and path not in (self.paths or ()):
             return False
         if self.operators is None:
             return operator != "attention" and operator in self.corruption.operators

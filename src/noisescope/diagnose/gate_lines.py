@@ -21,7 +21,7 @@ def gate_lines(gated: Gated) -> list[str]:
     gate = gated.gate
     lines = [f"Gate: {gate.verdict.upper()}, {_MEANING[gate.verdict]}", *_terms(gated)]
     if gate.operators:
-        lines.append(f"  {'operator':<12}{'here':<28}{'baseline':<28}{'p':<22}verdict")
+        lines.append(f"  {'operator':<12}{'here':<30} {'baseline':<30} {'p':<22}verdict")
         lines += [_operator(gate.setting, one) for one in gate.operators]
     lines += [f"  [{finding.severity}] {finding.statement}" for finding in gate.findings]
     return [*lines, f"Cost: {gate.cost:.1f} clean evaluations"]
@@ -60,4 +60,4 @@ def _operator(setting: Setting, one: OperatorGate) -> str:
     shown = ", ".join(f"{value:.2g}" for _, value in p if value is not None)
     more = f", about {one.more_samples} more samples would decide" if one.more_samples else ""
     limits = f" ({' and '.join(one.beyond)})" if one.beyond else ""
-    return f"  {one.operator:<12}{here:<28}{there:<28}{shown:<22}{one.verdict}{limits}{more}"
+    return f"  {one.operator:<12}{here:<30} {there:<30} {shown:<22}{one.verdict}{limits}{more}"

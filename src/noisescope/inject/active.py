@@ -69,7 +69,7 @@ class Active:
     def charge(self, place: Place, operator: str, phase: str) -> Charge | None:
         """What happens at this place in this phase; None where nothing was asked for."""
         asked = self.injection
-        if phase not in asked.phases or not asked.takes(place.layer, operator):
+        if phase not in asked.phases or not asked.takes(place.layer, operator, place.path):
             return None
         if phase == "backward" and KINDS[asked.corruption.kind].needs_operands:
             raise BadInputError(
@@ -132,13 +132,15 @@ class Active:
         spared = {name for group in self.either if fired & set(group) for name in group}
         missing = [name for name in asked.operators or () if name not in fired and name not in spared]
         layers = [i for i in asked.layers or () if i not in {site.layer for site in sites}]
-        if sites and not missing and not layers:
+        paths = [path for path in asked.paths or () if path not in {site.path for site in sites}]
+        if sites and not missing and not layers and not paths:
             return
         if phase == "backward" and not sites:
             raise NeverFiredError(
                 "backward noise was selected and no gradient passed: no backward ran, or nothing there needs gradients."
             )
         what = f"operator {', '.join(missing)}" if missing else f"layer {layers}" if layers else "no selected operator"
+        what = f"module {', '.join(paths)}" if paths else what
         raise NeverFiredError(
             f"{what} was selected for {phase} and never fired. Operators met in this model: "
             f"{', '.join(sorted(met)) or 'none'}. Fused or custom kernels hide operators: load the model with "

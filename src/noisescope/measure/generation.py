@@ -5,7 +5,7 @@ It samples nothing, and it needs no `generate` of the model: whatever can be cal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +45,7 @@ def generate(model: Model, batch: Batch, settings: Settings, tokenizer: Any) -> 
     if len(set(batch.lengths)) > 1 and not accepts(model, "position_ids"):
         return _one_by_one(model, batch, settings, tokenizer)
     stops = stop_tokens(model, tokenizer)
-    state = _State(model, batch)
+    state = State(model, batch.inputs)
     limits = [min(settings.max_new_tokens, settings.max_length - length + 1) for length in batch.lengths]
     tokens: list[list[int]] = [[] for _ in batch.lengths]
     broken, open_rows = [0] * len(tokens), set(range(len(tokens)))
@@ -87,18 +87,19 @@ def _one_by_one(model: Model, batch: Batch, settings: Settings, tokenizer: Any) 
     return Generated(tuple(tokens), tuple(broken))
 
 
-class _State:
+class State:
     """A batch of growing rows. Where the model gives its keys and values, only the newest token is run."""
 
-    def __init__(self, model: Model, batch: Batch) -> None:
-        self.model, self.mask = model, batch.inputs["attention_mask"]
-        self.fresh = batch.inputs["input_ids"]
+    def __init__(self, model: Model, inputs: Mapping[str, Tensor]) -> None:
+        self.model, self.mask = model, inputs["attention_mask"]
+        self.fresh = inputs["input_ids"]
         self.past: Any = None
         self.takes_positions = accepts(model, "position_ids")
         self.keeps = {"use_cache": True} if accepts(model, "past_key_values") and accepts(model, "use_cache") else {}
         self.last_only = {KEEP: 1} if declares(model, KEEP) else {}
 
     def next_logits(self) -> Tensor:
+        """What the model says of the next token of each row."""
         more: dict[str, Any] = {**self.keeps, **self.last_only}
         if self.takes_positions:
             positions = (self.mask.cumsum(-1) - 1).clamp(min=0)
@@ -111,6 +112,7 @@ class _State:
         return last.to(torch.promote_types(last.dtype, torch.float32))
 
     def append(self, tokens: Tensor) -> None:
+        """Go on with one token in each row."""
         newest = tokens[:, None]
         self.fresh = newest if self.past is not None else torch.cat([self.fresh, newest], 1)
         self.mask = torch.cat([self.mask, torch.ones_like(newest)], 1)

@@ -15,6 +15,7 @@ CALIBRATION = "calibration"
 DIAGNOSIS, ROBUSTNESS, LOCALIZATION, PRECISION = "diagnosis", "robustness", "localization", "precision"
 COMPARISON, GATE, PLAN, SMOOTHING = "comparison", "gate", "plan", "smoothing"
 EXPERIMENT = "experiment"
+FAULT_PLAN, FAULTS, BIT_CURVES = "fault-plan", "faults", "bit-curves"
 # What a screening looks at; more changes its ranking by less than the noise of the injections that confirm it.
 TOKENS = 1024
 

@@ -12,8 +12,10 @@ from typing import Any
 from noisescope.core.migration import Plan
 from noisescope.core.precision import PrecisionMap
 from noisescope.core.smoothing import Smoothing
+from noisescope.diagnose.bit_curve import BitCurves
 from noisescope.diagnose.comparison import Comparison
 from noisescope.diagnose.experiment import Experiment
+from noisescope.diagnose.fault_tests import FaultPlan, FaultTests
 from noisescope.diagnose.gated import Gated
 from noisescope.diagnose.localization import Localization
 from noisescope.diagnose.robustness import Robustness
@@ -22,6 +24,7 @@ from noisescope.measure.profile import Profile
 from noisescope.report.comparison import comparison_view
 from noisescope.report.diagnosis import diagnosis_view
 from noisescope.report.experiment import experiment_view
+from noisescope.report.fault_part import cases_view, curves_view, outcomes_view
 from noisescope.report.gate_part import gate_view
 from noisescope.report.joined import joined_view
 from noisescope.report.localization import localization_view
@@ -33,10 +36,13 @@ from noisescope.report.smoothing import smoothing_view
 from noisescope.report.view import View
 from noisescope.report.writing import DEFAULT, write_report
 from noisescope.runs.kept_keys import (
+    BIT_CURVES,
     CALIBRATION,
     COMPARISON,
     DIAGNOSIS,
     EXPERIMENT,
+    FAULT_PLAN,
+    FAULTS,
     GATE,
     LOCALIZATION,
     PLAN,
@@ -59,9 +65,26 @@ _PARTS: tuple[tuple[str, str, type[Any], Callable[..., View]], ...] = (
     ("Smoothing", SMOOTHING, Smoothing, smoothing_view),
     ("Gate", GATE, Gated, gate_view),
     ("Experiment", EXPERIMENT, Experiment, experiment_view),
+    # Of two under one title the later one is shown: cases that were run instead of cases that were made.
+    ("Fault tests", FAULT_PLAN, FaultPlan, cases_view),
+    ("Fault tests", FAULTS, FaultTests, outcomes_view),
+    ("Bit sensitivity", BIT_CURVES, BitCurves, curves_view),
 )
 # In whose request the model and the workload are looked up first.
-_NAMES = (DIAGNOSIS, ROBUSTNESS, LOCALIZATION, COMPARISON, PLAN, PRECISION, SMOOTHING, GATE, EXPERIMENT)
+_NAMES = (
+    DIAGNOSIS,
+    ROBUSTNESS,
+    LOCALIZATION,
+    COMPARISON,
+    PLAN,
+    PRECISION,
+    SMOOTHING,
+    GATE,
+    FAULTS,
+    FAULT_PLAN,
+    BIT_CURVES,
+    EXPERIMENT,
+)
 
 
 def report(folder: str | Path, formats: Iterable[str] = DEFAULT) -> list[Path]:

@@ -76,7 +76,8 @@ def _point_text(curve: Curve, point: Point, block: Curves) -> str:
 def _along(block: Curves, along: Scale, edges: tuple[float, float, float], wanted: int) -> list[Node]:
     left, right, bottom = edges
     nodes: list[Node] = [line(left, bottom, right, bottom, "muted")]
-    for value in ticks(along, wanted):
+    # Between two things that are counted there is none to be labelled.
+    for value in [tick for tick in ticks(along, wanted) if block.x_form != "count" or tick == round(tick)]:
         words = label(value, block.x_form)
         nodes.append(text(along.at(value), bottom + 17, words, anchor="middle", size=SMALL))
     nodes.append(text((left + right) / 2, bottom + 36, block.x_name, anchor="middle", size=SMALL))

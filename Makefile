@@ -52,3 +52,8 @@ CASES ?= 2000
 bench-faults: $(READY)
 	@mkdir -p build
 	@$(RUN)/python bench/faults.py --cases $(CASES) --out build/faults.jsonl
+
+# With a healthy system beside the faulty one; goes on as well.
+bench-fingerprints: $(READY)
+	@mkdir -p build
+	@$(RUN)/python bench/fingerprints.py --out build/fingerprints.jsonl

@@ -1,7 +1,8 @@
-"""Find the faulty operators of the machine that a model runs on, with no second machine to compare with.
+"""Find the faulty operators of the machine that a model runs on, with or without a second machine to compare with.
 
-Every operator call of a few runs is held against its own algebra on the host. With --ground-truth-layer a fault is
-planted first, and the answer says at which rank it was found.
+Every operator call of a few runs is held against its own algebra on the host. With --method fingerprint the system is
+held against a healthy one. With --ground-truth-layer a fault is planted first, and the answer says at which rank it was
+found.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from noisescope.cli.options import (
     DEMO,
     add_model,
     count,
+    how_to_load,
     load_subject,
     one_of,
     positive,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "find the faulty operators of the machine that a model runs on"
 EXAMPLE = "noisescope locate demo --ground-truth-layer 10 --fault-type dead_zone --fault-magnitude 0.3"
-METHODS = ("srdd", "classic")
+METHODS = ("srdd", "classic", "fingerprint")
 FAULT_FOUND = 1
 MOST_SHOWN = 10
 
@@ -50,6 +52,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--method", type=one_of("method", METHODS), default="srdd", metavar="M", help=", ".join(METHODS)
+    )
+    parser.add_argument(
+        "--reference", metavar="M", help="of fingerprint: the healthy model, or a capture of it on the same texts"
     )
     parser.add_argument(
         "--repeats", type=count, default=3, metavar="N", help="runs of each text (default: %(default)s)"
@@ -85,10 +90,19 @@ def run(asked: argparse.Namespace) -> int:
     """The verdict and the suspects on stdout; 1 if there is a fault."""
     from noisescope.runs.localising import locate
 
+    if (asked.reference is None) == (asked.method == "fingerprint"):
+        raise BadInputError("--reference goes with --method fingerprint, and that with it: give both or neither.")
     subject = load_subject(asked)
-    batches = _batches(subject, asked)
+    batches, reference = _batches(subject, asked), _reference(asked)
     with _planted(subject, asked):
-        found = locate(subject.model, batches, method=asked.method, seed=asked.seed, repeats=asked.repeats)
+        found = locate(
+            subject.model,
+            batches,
+            method=asked.method,
+            reference=reference,
+            seed=asked.seed,
+            repeats=asked.repeats,
+        )
     show(_lines(found, asked.ground_truth_layer))
     if asked.out is not None:
         _keep(found, subject, asked)
@@ -103,6 +117,16 @@ def _batches(subject: Subject, asked: argparse.Namespace) -> list[Any]:
     workload = read_data(asked.data, asked.samples)
     samples = prepare(workload, subject.tokenizer, "embedding_shift", Settings.of(subject.model))
     return [batch.inputs for batch in samples.batches(device=device_of(subject.model))]
+
+
+def _reference(asked: argparse.Namespace) -> Any:
+    """The healthy model, or the path of a capture."""
+    from noisescope.measure.capture_file import is_capture
+    from noisescope.sweep.subject import load
+
+    if asked.reference is None or is_capture(asked.reference):
+        return asked.reference
+    return load(asked.reference, **how_to_load(asked)).model
 
 
 def _planted(subject: Subject, asked: argparse.Namespace) -> AbstractContextManager[object]:

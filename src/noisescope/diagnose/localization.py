@@ -54,12 +54,23 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class Opinion:
+    """What a second way of looking says: a place, and why in words."""
+
+    layer: int | None
+    operator: str
+    path: str
+    words: str
+
+
+@dataclass(frozen=True)
 class Localization:
     """Who is at fault, worst first, and how sure that is.
 
     `odd` are sites where something lies above what rounding allows, but not far enough to be called a fault.
     `unchecked` says what could not be checked, `would_decide` what to do where the verdict is undecided, `notes` the
-    rest: how many runs there were, and what rate of failure they can have missed.
+    rest: how many runs there were, and what rate of failure they can have missed. Of fingerprints there are the lead
+    of the best over the second, in what share of draws it stays the best, and a second opinion.
     """
 
     verdict: Verdict
@@ -70,6 +81,9 @@ class Localization:
     unchecked: tuple[str, ...] = ()
     would_decide: str = ""
     notes: tuple[str, ...] = ()
+    margin: float | None = None
+    confidence: float | None = None
+    opinion: Opinion | None = None
 
     def __str__(self) -> str:
         lines = [self.verdict, *(f"{n + 1}. {s}" for n, s in enumerate(self.suspects))]

@@ -41,6 +41,14 @@ def compare(
     return _concluded(one, other, _limit(max_mape), layers)
 
 
+def compare_with(reference: Capture, other: nn.Module, batches: Sequence[Batch]) -> Comparison:
+    """Compare a model that runs here with a capture of a healthy one."""
+    keeping = Keeping(seed=reference.manifest.seed, megabytes=float("inf"), dither=False)
+    two = captured(other, checked(batches), keeping)
+    require_match(reference.manifest, two.manifest, (reference.origin, two.origin))
+    return _concluded(reference, two, MAX_MAPE, None)
+
+
 def compare_models(
     reference: nn.Module,
     other: nn.Module,

@@ -22,12 +22,13 @@ from noisescope.diagnose.srdd import Runs, conclude
 from noisescope.measure.calling import accepts
 from noisescope.measure.judged import Judged
 from noisescope.model.layout import layout_of
+from noisescope.runs.fingerprinting import locate_by_fingerprint
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.responses import SCALES, responses
 from noisescope.sweep.witnessing import Observer
 
 Batch = Mapping[str, Any]
-METHODS = ("srdd", "classic")
+METHODS = ("srdd", "classic", "fingerprint")
 CONFIDENCE = 0.95
 REPEATS = 3
 
@@ -44,7 +45,8 @@ def locate(
     """Name the operators that do not compute what they should on this machine, worst first, or say that none is found.
 
     Every batch runs `repeats` times. For a fault that fires in one run in ten pass `repeats_for(0.1)`. `seed` is that
-    of the checks' own random numbers.
+    of the checks' own random numbers. The method "fingerprint" needs a `reference`: a healthy model, or the path of a
+    capture of one on the same batches.
     """
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
@@ -52,6 +54,8 @@ def locate(
         raise BadInputError(f"repeats {repeats!r}: expected a whole number >= 1.")
     model = getattr(model, "_orig_mod", model)
     asked = _checked(batches)
+    if method == "fingerprint":
+        return locate_by_fingerprint(model, asked, reference, seed)
     with evaluating(model), torch.no_grad():
         if method == "classic":
             return _classic(model, asked, seed)

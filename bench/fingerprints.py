@@ -1,0 +1,233 @@
+"""How often the fingerprint of `noisescope.locate` names the layer of a fault, of another kind and seed than its noise.
+
+    python bench/fingerprints.py --cases 200 --out fingerprints.jsonl
+
+Runs on SmolLM2-135M. Faults of the engine, drawn at random over kinds, layers, operators and sparsity, and faults that
+the engine does not know. A case that changed no value is counted apart. Beside the pattern over all borders stands the
+pattern of the last output alone, as published fingerprints use it. `--opinions` full runs show how often the second
+opinion agrees, with the good system as a model and as a capture. With `--out` a second call goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fault_cases import Case, drawn, planted
+from fault_subjects import model_of
+from fault_tables import rate
+from strange_faults import STRANGE, Spoiled
+
+import noisescope as ns
+from noisescope.core.errors import BadInputError
+from noisescope.diagnose.fingerprint import likeness
+from noisescope.measure.workload import demo_workload
+from noisescope.runs.fingerprinting import Library, library_of
+from noisescope.sweep.responses import answer, by_position
+
+FAULT_SEED, PRINT_SEED = 1_000_003, 17
+TEXTS, TOKENS = 6, 24
+
+
+def texts() -> list[dict[str, Any]]:
+    """A few texts of equal length in tokens."""
+    tokenizer = ns.load("demo").tokenizer
+    found = [tokenizer(item.text, return_tensors="pt")["input_ids"][0] for item in demo_workload("texts").items]
+    rows = [ids[:TOKENS] for ids in found if len(ids) >= TOKENS][:TEXTS]
+    return [{"input_ids": torch.stack(rows)}]
+
+
+def cases_of(model: Any, count: int, seed: int) -> list[Case]:
+    """Faults of the engine in the layers, and one in five that it does not know."""
+    inside = [{"group": "planted", **case} for case in planted(model) if case["layer"] is not None]
+    paths = [s for s in ns.sites(model) if s.layer is not None and s.path in dict(model.named_modules())]
+    strange = [
+        {"group": "strange", "kind": kind, "path": site.path, "layer": site.layer, "operator": site.operator}
+        for site in paths
+        for kind in STRANGE
+    ]
+    return drawn(inside, count - count // 5, seed) + drawn(strange, count // 5, seed)
+
+
+@contextlib.contextmanager
+def faulty(case: Case, model: Any) -> Iterator[list[bool]]:
+    """A model with the fault of a case; what is yielded says in the end whether it changed a value."""
+    changed: list[bool] = []
+    if case["group"] == "strange":
+        with Spoiled(model.get_submodule(case["path"]), STRANGE[case["kind"]], None, FAULT_SEED) as spoiled:
+            yield changed
+        changed.append(spoiled.changed)
+        return
+    more = {} if case["fraction"] == 1 else {"fraction": case["fraction"]}
+    made = ns.fault(case["kind"], case["magnitude"], **more)
+    handle = ns.inject(model, made, layers=[case["layer"]], operators=case["operator"], seed=FAULT_SEED)
+    handle.strict = False
+    with handle:
+        yield changed
+    changed.append(any(realised.changed for realised in handle.stats.by_site().values()))
+
+
+class Last:
+    """Fingerprints of the last output alone: how far noise in a layer moves the answer at every position."""
+
+    def __init__(self, good: Any) -> None:
+        self.inputs = texts()[0]
+        with torch.no_grad():
+            self.clean = answer(good(**self.inputs, use_cache=False))
+            self.prints = [self._with_noise(good, layer) for layer in range(len(good.model.layers))]
+
+    def _with_noise(self, good: Any, layer: int) -> Any:
+        with ns.inject(good, ns.noise(scale=0.05), layers=layer, operators="linear", seed=PRINT_SEED):
+            return self.pattern(answer(good(**self.inputs, use_cache=False)))
+
+    def pattern(self, moved: torch.Tensor) -> Any:
+        """The logarithm of the divergence at every position."""
+        return by_position(self.clean, moved).clamp(min=1e-9).log().flatten().double().numpy()
+
+    def named(self, moved: torch.Tensor) -> int:
+        """The layer whose fingerprint correlates best."""
+        found = self.pattern(moved)
+        return int(np.argmax([_correlation(found, prints) for prints in self.prints]))
+
+
+def run_case(case: Case, model: Any, library: Library, last: Last) -> dict[str, Any]:
+    """Which layer the pattern over all borders names, and which the last output alone."""
+    kept: list[torch.Tensor] = []
+    handle = model.register_forward_hook(lambda _m, _a, out: kept.append(answer(out)))
+    with faulty(case, model) as changed:
+        pattern = library.pattern_of(model)
+    handle.remove()
+    layers = [place.layer for place in library.places]
+    scores = likeness(pattern, library.prints)
+    order = np.argsort(-scores, kind="stable")
+    return {
+        "changed": changed[0],
+        "seen": bool(pattern.any()),
+        "said": layers[order[0]],
+        "margin": float(scores[order[0]] - scores[order[1]]),
+        "last": last.named(kept[0]),
+    }
+
+
+def _correlation(one: Any, other: Any) -> float:
+    a, b = one - one.mean(), other - other.mean()
+    size = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / size if size else 0.0
+
+
+def run_opinion(case: Case, model: Any, reference: Any) -> dict[str, Any]:
+    """The whole method with its second opinion."""
+    began = time.process_time()
+    with faulty(case, model) as changed:
+        found = ns.locate(model, texts(), method="fingerprint", reference=reference, seed=PRINT_SEED)
+    top = found.suspects[0].layer if found.suspects else None
+    second = None if found.opinion is None else found.opinion.layer
+    return {
+        "changed": changed[0],
+        "verdict": found.verdict,
+        "said": top,
+        "second": second,
+        "confidence": found.confidence,
+        "seconds": time.process_time() - began,
+    }
+
+
+def report(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The tables as Markdown, then the misses."""
+    singles = [r for r in rows if "reference" not in r["case"] and r["changed"]]
+    seen = [r for r in singles if r["seen"]]
+    idle = sum(not r["changed"] for r in rows)
+    yield f"{idle} cases changed no value, {len(singles) - len(seen)} none that leaves a layer: left out.\n"
+    yield "| fingerprint over | dtype | layer top-1 [95 % interval] |"
+    yield "|---|---|---|"
+    for name, key in (("all borders", "said"), ("the last output alone", "last")):
+        for dtype in sorted({r["case"]["dtype"] for r in seen}):
+            group = [r for r in seen if r["case"]["dtype"] == dtype]
+            yield f"| {name} | {dtype} | {rate(sum(r[key] == r['case']['layer'] for r in group), len(group))} |"
+    yield "\n| kind of fault | layer top-1 |"
+    yield "|---|---|"
+    for kind in sorted({r["case"]["kind"] for r in seen}):
+        group = [r for r in seen if r["case"]["kind"] == kind]
+        yield f"| {kind} | {rate(sum(r['said'] == r['case']['layer'] for r in group), len(group))} |"
+    yield from _opinions([r for r in rows if "reference" in r["case"] and r["changed"]])
+    misses = [(r["case"], r["said"], round(r["margin"], 4)) for r in seen if r["said"] != r["case"]["layer"]]
+    yield f"\nmissed: {misses}"
+
+
+def _opinions(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "\n| the good system | fingerprint right | second opinion right | both agree | verdict is fault |"
+    yield "|---|---|---|---|---|"
+    for kind in sorted({r["case"]["reference"] for r in rows}):
+        group = [r for r in rows if r["case"]["reference"] == kind]
+        right = [sum(r[key] == r["case"]["layer"] for r in group) for key in ("said", "second")]
+        agree, faults = sum(r["said"] == r["second"] for r in group), sum(r["verdict"] == "fault" for r in group)
+        yield f"| a {kind} | " + " | ".join(rate(n, len(group)) for n in (*right, agree, faults)) + " |"
+
+
+class Results:
+    """The results so far, one line each."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        self.rows = [json.loads(line) for line in lines]
+
+    def missing(self, cases: list[Case]) -> list[Case]:
+        """The cases without a result."""
+        known = {json.dumps(row["case"], sort_keys=True) for row in self.rows}
+        return [case for case in cases if json.dumps(case, sort_keys=True) not in known]
+
+    def add(self, case: Case, result: dict[str, Any]) -> None:
+        """Keep a result."""
+        self.rows.append({"case": case, **result})
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(self.rows[-1]) + "\n")
+
+
+def run_dtype(results: Results, dtype: str, asked: argparse.Namespace) -> None:
+    """All cases of a dtype."""
+    good, model = model_of("smollm2", dtype), model_of("smollm2", dtype)
+    cases = [{"dtype": dtype, **case} for case in cases_of(model, asked.cases, asked.seed)]
+    left = results.missing(cases)
+    library = library_of(good, model, texts(), PRINT_SEED) if left else None
+    last = Last(good) if left else None
+    for case in left:
+        if library is not None and last is not None:
+            with contextlib.suppress(BadInputError):
+                results.add(case, run_case(case, model, library, last))
+    with tempfile.TemporaryDirectory() as folder:
+        captured = ns.capture(good, texts(), Path(folder) / "good.capture")
+        chosen = cases[: asked.opinions]
+        for kind, reference in (("model", good), ("capture", captured)):
+            for case in results.missing([{"reference": kind, **case} for case in chosen]):
+                with contextlib.suppress(BadInputError):
+                    results.add(case, run_opinion(case, model, reference))
+
+
+def main() -> None:
+    """Run and print."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--cases", type=int, default=200, help="faults of each dtype (default: %(default)s)")
+    asked.add_argument("--opinions", type=int, default=10, help="of them with a second opinion (default: %(default)s)")
+    asked.add_argument("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
+    asked.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16"])
+    asked.add_argument("--out", type=Path, help="a file of results to go on from")
+    args = asked.parse_args()
+    torch.set_num_threads(1)
+    results = Results(args.out)
+    for dtype in args.dtypes:
+        run_dtype(results, dtype, args)
+    print("\n".join(report(results.rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Patterns made by hand: the place must be the one whose fingerprint they were made from."""
+
+import numpy as np
+import pytest
+
+from noisescope.core.records import Site
+from noisescope.diagnose.fingerprint import FLOOR, Seen, conclude_fingerprint, likeness, pattern, presence
+from noisescope.diagnose.localization import Opinion
+
+PLACES = [Site(None, "module", "embed"), *(Site(i, "layer", f"layers.{i}") for i in range(4))]
+GROUPS = np.repeat([0.0, 1.0, 2.0], 4)
+PRINTS = np.stack([np.repeat(np.arange(6) > i, 12).reshape(6, 12).astype(float) for i in range(5)])
+AGREES = Opinion(2, "linear", "layers.2.up", "It is off.")
+
+
+def concluded(suspect, **seen):
+    whole = {"leaves_band": True, "identical": False, "opinion": AGREES, **seen}
+    return conclude_fingerprint(suspect, PRINTS, PLACES, GROUPS, Seen(**whole))
+
+
+def test_a_pattern_is_decades_above_the_floor_behind_an_input_that_never_differs():
+    found = pattern(np.array([[0.0, 0.1], [1.0, FLOOR]]), np.array([1.0, 0.1]))
+    # 0.1 over 1/16 is 1.6; 1 over 0.1/16 is 160; 1/16 over 0.1/16 is 10
+    assert found == pytest.approx(np.array([[0.0, 0.0], [0.0, np.log10(1.6)], [np.log10(160), 1.0]]))
+
+
+def test_a_token_counts_what_was_off_before_it_in_its_own_prompt_alone():
+    found = pattern(np.array([[1.0, 0.0, 0.0]]), np.array([1.0]), np.array([0.0, 0.0, 1.0]))
+    assert found[1] == pytest.approx([np.log10(16), np.log10(16 / np.sqrt(2)), 0.0])
+
+
+def test_where_two_systems_compute_alike_any_difference_counts_and_none_more_than_another():
+    found = presence(np.array([[0.0, 1e-9], [1.0, 1e-9]]), 0.0)
+    assert found == pytest.approx(np.array([[0, 0], [0, 1], [1, 1]]))
+
+
+def test_likeness_is_the_correlation_along_the_borders():
+    suspect = np.array([[0.0], [0.0], [2.0]])
+    prints = np.array([[[0.0], [0.0], [1.0]], [[0.0], [1.0], [1.0]], [[0.0], [0.0], [0.0]]])
+    assert likeness(suspect, prints) == pytest.approx([1.0, 0.5, 0.0])
+
+
+def test_the_place_whose_fingerprint_it_is_comes_first_with_its_margin():
+    result = concluded(3.0 * PRINTS[3])
+    assert (result.verdict, result.suspects[0].layer, result.confidence) == ("fault", 2, 1.0)
+    # two steps of six, of lengths 2 and 3 or 1, correlate by 1 / sqrt(2) and 1 / sqrt(2.5)
+    assert result.margin == pytest.approx(1 - np.sqrt(1 / 2))
+    assert "agrees" in " ".join(result.notes)
+
+
+def test_a_second_opinion_that_differs_is_shown():
+    result = concluded(PRINTS[4])
+    assert result.suspects[0].layer == 3
+    assert "DISAGREES. It is off." in " ".join(result.notes)
+
+
+def test_prompts_that_do_not_agree_leave_it_undecided_and_say_what_would_decide():
+    mixed = PRINTS[1].copy()
+    mixed[:, :4], mixed[:, 4:8] = PRINTS[4][:, :4], PRINTS[3][:, :4]
+    result = concluded(mixed, opinion=None)
+    assert result.verdict == "undecided"
+    assert result.confidence < 0.95
+    assert "more prompts" in result.would_decide
+
+
+def test_the_same_to_the_last_bit_and_within_the_band_is_no_fault():
+    assert concluded(PRINTS[1], identical=True).verdict == "no fault found"
+    assert concluded(0 * PRINTS[1], leaves_band=False).verdict == "no fault found"
+    within = concluded(PRINTS[1], leaves_band=False)
+    assert (within.verdict, within.suspects[0].layer) == ("undecided", 0)
+    assert "rounding" in within.would_decide

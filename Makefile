@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo browser test test-slow test-ray check bench bench-faults
+.PHONY: setup demo browser test test-slow test-ray check bench bench-faults bench-fingerprints
 
 setup: $(READY)
 

@@ -49,6 +49,7 @@ class World:
     seed: int = 0
     power: float = 2.0
     failing: frozenset[str] = frozenset()
+    silent: bool = False
     asked: dict[str, Trial] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,7 +106,8 @@ class World:
         self.asked[key] = trial
         if key in self.failing:
             return Reading(trial, error="out of memory")
-        return Reading(trial, tuple(self.values(trial).tolist()))
+        made = 0 if self.silent else len(trial.injections)
+        return Reading(trial, tuple(self.values(trial).tolist()), injections=made)
 
     def cost(self, setting: Setting) -> float:
         return math.fsum(cost_of(trial, setting) for trial in self.asked.values())

@@ -40,7 +40,7 @@ def arm(name, clean, kept, *, items=ITEMS, seeds=SEEDS, spread=0.0, draw=None):
     world = World()
     trained = Trained(((1, 2.0), (2, 1.0)), 10, 10, 0.05, (("forward", 0.05),), ((0, 0.05), (1, 0.05)))
     arms = tuple(Arm(name, world, seed) for seed in range(seeds))
-    return Evaluated(arms, (trained,) * seeds, {0.0: at_0, 0.05: noisy, 0.1: noisy * 0.5})
+    return Evaluated(arms, (trained,) * seeds, {0.0: at_0, 0.05: noisy, 0.1: noisy * 0.5}, {0.0: 0, 0.05: 9, 0.1: 9})
 
 
 def world_of(figures, name="e8", guessed=0.05, **how):

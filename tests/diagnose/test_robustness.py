@@ -35,6 +35,14 @@ def test_score_degradation_and_retention_at_a_level_are_those_of_its_readings() 
     assert strong.retention.high < mild.retention.low and strong.is_verified and strong.rounds == 3
 
 
+def test_injections_are_counted_and_a_level_without_any_is_not_called_robust() -> None:
+    found = measured(World(), seeks_threshold=False)
+    assert [level.injections for level in found.levels] == [0, 24, 24]  # one a trial, eight chunks in three seeds
+    quiet = measured(World(silent=True), seeks_threshold=False).levels[1]
+    assert not quiet.is_verified and quiet.score is None and quiet.retention is None
+    assert quiet.gaps == ("24 of 24 trials made no injection",)
+
+
 def test_retention_of_a_loss_is_clean_over_noisy() -> None:
     asked = setting(metric="nll", shape="text")
     kept = retention_of(asked, Interval(0.25, 0.0, 1.0, 0.95, 9))

@@ -155,6 +155,17 @@ def test_outputs_that_are_not_finite_are_counted() -> None:
     assert set(reading.values) == {100.0}
 
 
+@pytest.mark.parametrize("memory", [0, 1 << 30])
+def test_injections_are_counted_whether_or_not_the_first_layers_run_again(memory: int) -> None:
+    samples = prepared()
+    bench = ModelBench(make("llama"), samples, prefix_memory=memory)
+    batches = len(samples.batches())
+    # A layer runs seven linear layers, two products, a softmax, a silu and two norms; the model has two such layers.
+    assert bench.measure(trial(samples, at(1))).injections == 13 * batches
+    assert bench.measure(trial(samples, at(1), at(0, operators="silu"))).injections == 14 * batches
+    assert bench.measure(trial(samples)).injections == 0
+
+
 def test_the_clean_run_of_a_slice_is_made_once() -> None:
     model, samples = make("llama"), prepared(metric="kl_to_clean")
     bench = ModelBench(model, samples)

@@ -236,13 +236,15 @@ class Trial:
 class Reading:
     """The answer to a trial: one value per sample, or the error that stood in the way.
 
-    A value may be NaN or infinite; `nonfinite` counts the outputs of the model that were.
+    A value may be NaN or infinite; `nonfinite` counts the outputs of the model that were. `injections` counts the calls
+    of operators that were injected into.
     """
 
     trial: Trial
     values: tuple[float, ...] = ()
     error: str | None = None
     nonfinite: int = 0
+    injections: int = 0
 
 
 @dataclass(frozen=True)

@@ -170,5 +170,7 @@ def _level_line(level: LevelResult) -> str:
     score = "not measured" if level.score is None else _plain(level.score)
     kept = "" if level.retention is None else _plain(level.retention)
     tolerance = "" if level.tolerance is None else f"{level.tolerance:.3g}, {level.grade}"
-    proof = "none asked" if level.scale == 0 else "verified" if level.is_verified else "NOT VERIFIED"
+    proof = (
+        "none asked" if level.scale == 0 else f"{level.injections:,} verified" if level.is_verified else "NOT VERIFIED"
+    )
     return f"  {level.scale:<6g} {score:<32} {kept:<32} {tolerance:<10} {proof}"

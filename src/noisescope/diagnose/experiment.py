@@ -113,11 +113,15 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """The values of one arm by level, [seeds, items], means over the draws of the noise; and how each was trained."""
+    """The values of one arm by level, [seeds, items], means over the draws of the noise; and how each was trained.
+
+    `injections` counts those that were made at each level of the test.
+    """
 
     arms: tuple[Arm, ...]
     trained: tuple[Trained, ...]
     values: Mapping[float, FloatArray]
+    injections: Mapping[float, int]
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,7 @@ class AtLevel:
     score: Interval
     kept: Interval | None
     by_seed: tuple[float, ...]
+    injections: int = 0
 
 
 @dataclass(frozen=True)
@@ -223,6 +228,7 @@ def _arm(name: str, seen: Evaluated, world: World) -> ArmResult:
             _within(crossed_mean(values).interval(), world),
             None if level == 0 or not _has_share(clean, values, world) else _kept(clean, values, world).interval(),
             tuple(float(mean) for mean in values.mean(axis=1)),
+            seen.injections[level],
         )
         for level, values in sorted(seen.values.items())
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from noisescope.core.codec import key_of
 from noisescope.core.records import Reading, Trial
@@ -66,6 +66,8 @@ class Climb:
     verdict: Verdict | None = None
     decided_at: Look | None = None
     nonfinite: int = 0
+    # Of each reading, in their order.
+    injections: list[int] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
     trials: list[str] = field(default_factory=list)
 
@@ -129,7 +131,7 @@ class Ledger:
         if not METRICS[self.setting.metric].higher_is_better:
             return f"{strange} of {len(reading.values)} values are not finite"
         values = tuple(value if math.isfinite(value) else 0.0 for value in reading.values)
-        return Reading(reading.trial, values, nonfinite=max(reading.nonfinite, strange))
+        return replace(reading, values=values, nonfinite=max(reading.nonfinite, strange))
 
     def open(self, *, thoroughly: bool = False) -> None:
         """The baseline on all samples, and the control: on the first chunk, or on all if that is asked for."""
@@ -237,6 +239,7 @@ class Ledger:
         climb.rows[-1] += reading.values
         climb.chunks += 1
         climb.nonfinite += reading.nonfinite
+        climb.injections.append(reading.injections)
         self._look(climb)
 
     def _look(self, climb: Climb) -> None:

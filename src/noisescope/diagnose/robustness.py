@@ -111,8 +111,8 @@ class LevelResult:
     """What noise of one scale everywhere leaves of the score.
 
     `retention` is the share of the score that is kept: noisy over clean, or clean over noisy where less is better.
-    `tolerance` is 1 / degradation. `is_verified` says that every trial behind it was run by a bench that refuses one
-    whose injections never fire or change nothing.
+    `tolerance` is 1 / degradation. `is_verified` says that every trial behind it counted injections, of which there
+    were `injections` in all, and was run by a bench that refuses one that changes nothing.
     """
 
     scale: float
@@ -126,6 +126,7 @@ class LevelResult:
     is_verified: bool
     gaps: tuple[str, ...] = ()
     trials: tuple[str, ...] = ()
+    injections: int = 0
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,11 @@ def _level(ledger: Ledger, unit: Unit) -> LevelResult:
         return _clean_level(ledger)
     answer, measured = ledger.answer(unit), ledger.measured(unit)
     is_share = yardstick(ledger.setting).is_share
-    if measured is None or answer.harm is None:
+    counts = ledger.climbs[unit].injections if unit in ledger.climbs else []
+    gaps = answer.gaps or _silent(counts)
+    if measured is None or answer.harm is None or gaps:
         return LevelResult(
-            scale, None, None, None, None, "undefined", 0, answer.nonfinite, is_verified=False, gaps=answer.gaps
+            scale, None, None, None, None, "undefined", 0, answer.nonfinite, is_verified=False, gaps=gaps
         )
     harm = answer.harm
     index = noise_tolerance_index(harm.estimate) if is_share else None
@@ -169,9 +172,16 @@ def _level(ledger: Ledger, unit: Unit) -> LevelResult:
         answer.rounds,
         answer.nonfinite,
         True,
-        answer.gaps,
+        gaps,
         answer.trials,
+        sum(counts),
     )
+
+
+def _silent(counts: Sequence[int]) -> tuple[str, ...]:
+    """That noise was asked for and some trial made none; nothing where all did."""
+    silent = sum(count == 0 for count in counts)
+    return (f"{silent} of {len(counts)} trials made no injection",) if silent else ()
 
 
 def _clean_level(ledger: Ledger) -> LevelResult:

@@ -227,9 +227,10 @@ def _arms(world: WorldResult, unit: Unit) -> Table:
         Column("noise in the test", "figure", "percent"),
         Column(unit.name, "figure", unit.form, unit.unit),
         Column("kept", "figure", "percent"),
+        Column("injections", "figure", "count"),
     )
     rows = tuple(
-        Row((arm.name, Figure(at.level), figure_of(at.score), figure_of(at.kept)))
+        Row((arm.name, Figure(at.level), figure_of(at.score), figure_of(at.kept), Figure(float(at.injections))))
         for arm in world.arms
         for at in arm.levels
     )

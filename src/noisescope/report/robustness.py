@@ -130,9 +130,15 @@ def _row(level: LevelResult) -> Row:
         None if level.tolerance is None else Figure(level.tolerance),
         severity_of(level.grade),
         Figure(float(level.nonfinite)),
-        "yes" if level.is_verified else f"no: {'; '.join(level.gaps) or 'not measured'}",
+        _proof(level),
     )
     return Row(cells)
+
+
+def _proof(level: LevelResult) -> str:
+    if not level.is_verified:
+        return f"no: {'; '.join(level.gaps) or 'not measured'}"
+    return f"{level.injections:,}" if level.scale else "none asked"
 
 
 def _facts(robustness: Robustness) -> Facts:

@@ -273,7 +273,12 @@ def _world(desk: _Desk, world: World, arms: Sequence[Arm]) -> WorldResult:
     for name in dict.fromkeys(arm.name for arm in arms):
         own = tuple(arm for arm in arms if arm.name == name)
         values = {level: np.stack([_mean(known, trials[arm, level]) for arm in own]) for level in recipe.levels}
-        evaluated[name] = Evaluated(own, tuple(note_of(lab.folder(desk.store.folder, arm)) for arm in own), values)
+        counts = {
+            level: sum(known[key_of(trial)].injections for arm in own for trial in trials[arm, level])
+            for level in recipe.levels
+        }
+        notes = tuple(note_of(lab.folder(desk.store.folder, arm)) for arm in own)
+        evaluated[name] = Evaluated(own, notes, values, counts)
     return conclude_world(world, evaluated, CLAIMS[desk.wanted.name], guessed(cases[0].items))
 
 
@@ -321,6 +326,9 @@ def _measure(desk: _Desk, cases: Sequence[Case], trials: Sequence[Trial], label:
     wrong = [known[key_of(trial)].error for trial in trials if known[key_of(trial)].error is not None]
     if wrong:
         raise ExperimentError(f"{len(wrong)} of {len(trials)} trials of {label} failed, so nothing follows: {wrong[0]}")
+    silent = [trial for trial in trials if trial.injections and not known[key_of(trial)].injections]
+    if silent:
+        raise ExperimentError(f"{len(silent)} of {len(trials)} trials of {label} made no injection; nothing follows.")
     return known
 
 

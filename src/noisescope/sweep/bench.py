@@ -57,10 +57,10 @@ class ModelBench:
         """
         prepared = self._prepared_for(trial)
         if trial.injections:
-            scores = self._injected(prepared, trial)
+            scores, made = self._injected(prepared, trial)
         else:
-            scores = self.clean(prepared, trial.start, trial.stop).scores
-        return Reading(trial, scores.values, nonfinite=sum(scores.broken))
+            scores, made = self.clean(prepared, trial.start, trial.stop).scores, 0
+        return Reading(trial, scores.values, nonfinite=sum(scores.broken), injections=made)
 
     def clean(self, prepared: Samples, start: int = 0, stop: int | None = None) -> Clean:
         """The clean run on a slice, which is made once and kept while there is room."""
@@ -97,7 +97,8 @@ class ModelBench:
             raise BadInputError(f"a trial of {trial.metric} on {trial.workload}: this bench has {here or 'nothing'}.")
         return prepared
 
-    def _injected(self, prepared: Samples, trial: Trial) -> Scores:
+    def _injected(self, prepared: Samples, trial: Trial) -> tuple[Scores, int]:
+        """The scores, and how many injections were made for them."""
         clean = self.clean(prepared, trial.start, trial.stop) if prepared.metric.against_clean else None
         # Made before anything runs, because they refuse layers that the model does not have.
         injecting = [Injecting(self.model, injection) for injection in trial.injections]
@@ -107,7 +108,8 @@ class ModelBench:
             for one in injecting:
                 stack.enter_context(one)
             stack.enter_context(skipping)
-            return evaluate(self.model, prepared, trial.start, trial.stop, clean)
+            scores = evaluate(self.model, prepared, trial.start, trial.stop, clean)
+        return scores, sum(one.stats.total_forward + one.stats.total_backward for one in injecting)
 
     @contextmanager
     def _ready(self, prepared: Samples) -> Iterator[None]:

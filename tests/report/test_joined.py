@@ -15,7 +15,7 @@ from noisescope.report.summary import to_text
 from noisescope.report.view import Reproduce, Severity
 from report import found
 
-OTHER = dataclasses.replace(found.ORIGIN, command="noisescope locate made-up-30 --out run", remark="Planted.")
+OTHER = dataclasses.replace(found.ORIGIN, command="noisescope locate made-up-30 --out run")
 
 
 def parts():
@@ -39,7 +39,7 @@ def test_the_worst_verdict_is_first_and_all_are_told():
     assert "the verdict is about something else" in joined.risk.how
     told = {one.name: one.verdict for one in joined.besides} | {"Localisation": joined.verdict}
     assert told == {name: view.verdict for name, view in views.items()}
-    assert joined.severity.word == "fault" and joined.verdict.startswith("Planted. The operator linear at")
+    assert joined.severity.word == "fault" and joined.verdict.startswith("The operator linear at")
     assert [one.severity for one in joined.besides] == [views["Diagnosis"].severity, views["Robustness"].severity]
     none_found = localization_view(Localization("no fault found", checked=9), OTHER)
     turned = joined_view({**views, "Localisation": none_found}, "x")

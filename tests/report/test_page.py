@@ -7,6 +7,7 @@ from playwright import sync_api
 
 from noisescope.report.chromium import find_chromium
 from noisescope.report.html import to_html
+from noisescope.report.view import Statement
 from report import example, hostile
 
 pytestmark = pytest.mark.browser
@@ -21,6 +22,11 @@ FLAGS = (
     "--disable-sync",
 )
 VIEW = example.view()
+BESIDES = tuple(
+    Statement(name, VIEW.severity, "Said at length, and below what is to be done. " * 4)
+    for name in ("Localisation", "Comparison", "Robustness", "Precision map", "Plan")
+)
+JOINED = dataclasses.replace(VIEW, besides=BESIDES)
 PHONE, DESK = (360, 740), (1200, 800)
 
 
@@ -35,7 +41,12 @@ def browser():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("pages")
-    for name, view in (("example", VIEW), ("hostile", hostile.poisoned(VIEW)), ("odd", hostile.odd(VIEW))):
+    for name, view in (
+        ("example", VIEW),
+        ("hostile", hostile.poisoned(VIEW)),
+        ("odd", hostile.odd(VIEW)),
+        ("joined", JOINED),
+    ):
         place.joinpath(f"{name}.html").write_text(to_html(view), "utf-8")
     return place
 
@@ -70,7 +81,7 @@ def column(page, table, index):
 
 
 @pytest.mark.parametrize("size", [PHONE, DESK, (720, 900)], ids=["phone", "desk", "between"])
-@pytest.mark.parametrize("name", ["example", "hostile", "odd"])
+@pytest.mark.parametrize("name", ["example", "hostile", "odd", "joined"])
 def test_the_page_never_scrolls_sideways(opened, name, size):
     page = opened(name, size)
     assert page.evaluate("document.documentElement.scrollWidth") == size[0]
@@ -78,11 +89,22 @@ def test_the_page_never_scrolls_sideways(opened, name, size):
     assert page.evaluate("document.documentElement.scrollWidth") == size[0]
 
 
-def test_the_first_screen_holds_verdict_risk_and_three_things(opened):
-    page = opened(size=(1200, 760))
+@pytest.mark.parametrize("name", ["example", "joined"])
+def test_the_first_screen_holds_verdict_risk_and_three_things(opened, name):
+    page = opened(name, size=(1200, 760))
     for text in (VIEW.verdict, "score 136.5", *(action.action for action in VIEW.actions[:3])):
         box = page.get_by_text(text, exact=True).first.bounding_box()
         assert box["y"] + box["height"] < 760, text
+
+
+def test_other_verdicts_are_named_at_once_and_told_below(opened):
+    page = opened("joined")
+    assert page.locator(".verdict .chips li").all_inner_texts() == [
+        f"{one.name}\n{one.severity.word}" for one in BESIDES
+    ]
+    page.get_by_role("link", name="Plan").click()
+    assert page.locator(".besides li").count() == 5
+    assert page.locator("#besides").bounding_box()["y"] < 800
 
 
 def test_a_click_sorts_and_another_sorts_the_other_way(opened):

@@ -15,7 +15,7 @@ from cases import batches, sharp
 from noisescope.report.document import from_json
 from noisescope.report.html import to_html
 from noisescope.report.markdown import to_markdown
-from noisescope.report.view import Fact, Heatmap, Reproduce, View
+from noisescope.report.view import Fact, Heatmap, Reproduce, Severity, View
 from noisescope.runs.kept_keys import profile_key
 from noisescope.runs.reporting import report, view_of
 from noisescope.sweep.journal import RunFolderError
@@ -80,6 +80,8 @@ def test_a_remark_comes_before_the_verdict(tmp_path: Path) -> None:
     remark = "Validation: a dead_zone was planted in layer 12."
     view = view_of(filled(tmp_path / "run", "localization", request=Request(remark=remark)))
     assert view.verdict.startswith(f"{remark} The operator linear at ")
+    # The fault was our own: nobody's machine is accused, and nothing is to be done about it.
+    assert (view.severity, view.actions) == (Severity("validation", "none"), ())
 
 
 def test_the_map_is_there_if_a_profile_of_this_scale_was_kept(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from noisescope.cli.options import (
 from noisescope.core.errors import BadInputError
 from noisescope.core.records import fault
 from noisescope.core.vocabulary import FAULT_KINDS, OPERATORS
+from noisescope.core.words import many
 
 if TYPE_CHECKING:
     from noisescope.diagnose.localization import Localization
@@ -144,7 +145,7 @@ def _keep(found: Localization, subject: Subject, asked: argparse.Namespace) -> N
     from noisescope.runs.kept_keys import LOCALIZATION
 
     with _folder(subject, asked) as store:
-        store.save_finding(LOCALIZATION, found, request_of(asked, _remark(asked)))
+        store.save_finding(LOCALIZATION, found, request_of(asked, _remark(found, asked)))
 
 
 def _folder(subject: Subject, asked: argparse.Namespace) -> Store:
@@ -159,13 +160,18 @@ def _folder(subject: Subject, asked: argparse.Namespace) -> Store:
     return store
 
 
-def _remark(asked: argparse.Namespace) -> str:
+def _remark(found: Localization, asked: argparse.Namespace) -> str:
+    """What was planted, whether it was found, and that the machine itself is not judged."""
     if asked.ground_truth_layer is None:
         return ""
     where = "every operator" if asked.fault_operator is None else asked.fault_operator
+    layer, operator = asked.ground_truth_layer, asked.fault_operator
+    rank = found.rank_of(layer, operator)
+    elsewhere = sum(one.layer != layer or operator not in (None, one.operator) for one in found.suspects)
     return (
         f"Validation: a fault of kind {asked.fault_type} and magnitude {asked.fault_magnitude:g} was planted in "
-        f"{where} of layer {asked.ground_truth_layer}."
+        f"{where} of layer {layer}. It was {'missed' if rank is None else f'found at rank {rank}'}, with "
+        f"{many(elsewhere, 'suspect')} elsewhere. This says how well faults are found, and nothing of the machine."
     )
 
 

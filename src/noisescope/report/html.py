@@ -98,7 +98,7 @@ def _top(view: View) -> Iterator[Node]:
         element("h2", "Verdict", id="verdict"),
         element("p", _badge(view.severity), class_="word"),
         element("p", view.verdict, class_="statement"),
-        element("ul", [_statement(one) for one in view.besides], class_="besides") if view.besides else None,
+        element("ul", [_chip(one) for one in view.besides], class_="chips") if view.besides else None,
         class_=f"card verdict is-{view.severity.level}",
     )
     yield element("div", verdict, _risk(view.risk) if view.risk is not None else None, class_="first")
@@ -109,6 +109,9 @@ def _top(view: View) -> Iterator[Node]:
     if rest:
         items = element("ol", [_action(action) for action in rest], class_="actions long")
         yield element("details", element("summary", f"{len(rest)} more to do"), items, class_="more")
+    if view.besides:
+        yield element("h2", "What else was found", class_="todo", id="besides")
+        yield element("ul", [_statement(one) for one in view.besides], class_="besides")
     if view.facts:
         yield _facts(view.facts)
 
@@ -124,6 +127,11 @@ def _badge(severity: Severity) -> Element:
 def glyph(level: Level) -> Element:
     """The shape of a level, to stand in a line of text."""
     return element("svg", shape(level, 8, 8, 6), class_="glyph", viewBox="0 0 16 16", aria_hidden="true")
+
+
+def _chip(one: Statement) -> Element:
+    """Name and severity alone: the first screen has to hold what is to be done."""
+    return element("li", element("a", one.name, href="#besides"), " ", _badge(one.severity))
 
 
 def _statement(one: Statement) -> Element:

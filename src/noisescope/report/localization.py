@@ -53,9 +53,10 @@ def localization_view(found: Localization, origin: Origin) -> View:
         title=f"Fault localisation on {origin.model}",
         subject=", ".join(part for part in (origin.device, origin.workload) if part),
         verdict=f"{origin.remark} {_verdict(found)}".strip(),
-        severity=severity_of(found.verdict),
+        # Where a fault was planted, the answer is about the method: it accuses no machine.
+        severity=Severity("validation", "none") if origin.remark else severity_of(found.verdict),
         sections=sections,
-        actions=_actions(found),
+        actions=() if origin.remark else _actions(found),
         facts=(
             Fact("method", found.method),
             Fact("sites checked", Figure(float(found.checked)), "count"),

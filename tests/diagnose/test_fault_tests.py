@@ -83,6 +83,12 @@ def test_steps_of_all_seeds_and_samples_are_summed_up() -> None:
     assert all(one.low <= one.estimate <= one.high for one in found.lost)
 
 
+def test_no_first_good_step_is_said_to_come_before_the_first_one() -> None:
+    seen = np.stack([[steps("x" + 15 * ".")] * 12])
+    found = stepped(seen, np.zeros_like(seen), 0.95).recovery
+    assert found.estimate == found.low == 1.0 < found.high < 1.5
+
+
 @pytest.mark.parametrize(
     ("seen", "verdict", "word"),
     [

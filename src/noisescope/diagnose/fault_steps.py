@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from noisescope.diagnose.fault_tests import Stepped
-from noisescope.measure.statistics import Resampling, mean_interval
+from noisescope.measure.statistics import Interval, Resampling, mean_interval
 
 # Steps that are looked at, the faulty one the first; and how many healthy ones in a row make a recovery.
 STEPS, IN_A_ROW = 16, 3
@@ -37,9 +37,14 @@ def stepped(lost: Bools, broken: npt.NDArray[Any], confidence: float) -> Stepped
     return Stepped(
         loss=mean_interval(as_numbers.mean(axis=-1), plan=plan),
         lost=tuple(mean_interval(as_numbers[..., step], plan=plan) for step in range(lost.shape[-1])),
-        recovery=mean_interval(recovery, plan=plan),
+        recovery=_behind(mean_interval(recovery - 1.0, plan=plan)),
         unrecovered=int((recovery == lost.shape[-1]).sum()),
         sequences=int(recovery.size),
         nonfinite=int(broken.sum()),
         positions=int(broken.size),
     )
+
+
+def _behind(late: Interval) -> Interval:
+    """The first good step, from how many steps it is behind the first one that it can be."""
+    return Interval(late.estimate + 1.0, late.low + 1.0, late.high + 1.0, late.confidence, late.samples)

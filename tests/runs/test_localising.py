@@ -43,6 +43,14 @@ def test_the_parts_of_attention_are_told_apart_whether_or_not_it_is_fused(attent
         assert found_at(locate(model, [batch(ROWS, LENGTH)])) == (0, operator)
 
 
+@pytest.mark.parametrize("operator", ["matmul", "softmax", "attention"])
+def test_what_differs_from_run_to_run_inside_attention_is_not_blamed_on_attention(operator):
+    model = make("llama", "sdpa")
+    with ns.inject(model, ns.fault("noise", 0.2), layers=0, operators=operator):
+        result = locate(model, [batch(ROWS, LENGTH)])
+    assert {(s.layer, s.operator) for s in result.suspects} == {(0, operator)}
+
+
 def test_a_stuck_channel_is_named():
     model = make("gpt2")
     with ns.inject(model, ns.fault("stuck_channel", 0.5, channel=5), layers=1, operators="linear"):

@@ -7,7 +7,6 @@ inputs and makes of them what it should, so it is not accused.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -108,9 +107,9 @@ def _evidence(check: str, failed: Sequence[Witnessed]) -> Evidence:
     hits, judged = sum(one.judged.hits for one in failed), sum(one.judged.judged for one in failed)
     size = "beyond all bounds" if math.isinf(worst) else f"up to {_times(worst)} times what rounding allows"
     note = next((one.judged.note for one in failed if one.judged.note), "")
-    defect = Counter(one.judged.defect for one in failed if one.judged.defect).most_common(1)
+    defect = max((one.judged for one in failed), key=lambda judged: judged.hits if judged.defect else 0).defect
     words = f"{_WORDS[check]}: {hits:,} of {judged:,} values checked are off, {size}{f' ({note})' if note else ''}"
-    return Evidence(check, worst, hits, judged, "; ".join([words, *(text for text, _ in defect)]))
+    return Evidence(check, worst, hits, judged, f"{words}; {defect}" if defect else words)
 
 
 def _times(factor: float) -> str:

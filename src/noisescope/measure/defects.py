@@ -59,7 +59,7 @@ def _stuck(wrong: Tensor, channels: Tensor) -> str:
 def _clamped(wrong: Tensor, right: Tensor) -> str:
     size = wrong.abs()
     limit = size[0]
-    if len(size) < _FEW or bool((size != limit).any()) or not bool((right.abs() > limit).all()):
+    if len(size) < 2 or bool((size != limit).any()) or not bool((right.abs() > limit).all()):
         return ""
     return f"they are clamped at {float(limit):.4g} where up to {float(right.abs().max()):.4g} is right (saturation)"
 

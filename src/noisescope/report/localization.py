@@ -6,14 +6,17 @@ It judges nothing and uses the words of the record.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from noisescope.core.words import many
-from noisescope.diagnose.localization import Evidence, Localization, Suspect
+from noisescope.diagnose.localization import Evidence, Localization, Opinion, Suspect
 from noisescope.report.grids import layer_name
 from noisescope.report.judged import severity_of
 from noisescope.report.origin import Origin, reproduce_section
 from noisescope.report.view import (
     Action,
+    Bar,
+    Bars,
     Block,
     Column,
     Dot,
@@ -27,12 +30,14 @@ from noisescope.report.view import (
     Row,
     Section,
     Severity,
+    Spacing,
     Table,
     Threshold,
     View,
 )
-from noisescope.report.wording import label
+from noisescope.report.wording import Format, label
 
+FINGERPRINT = "fingerprint"
 _ODD = "undecided"
 # Above 1, a value is further off than rounding allows.
 _LIMITS = (Threshold(1.0, "rounding", "undecided"),)
@@ -40,6 +45,7 @@ _LIMITS = (Threshold(1.0, "rounding", "undecided"),)
 _MOST = 20
 # Operators of layers that are to be tested on their own, and how many of their modules are named.
 _FIRST, _NAMED = 3, 4
+_NUMBERED = 8
 
 
 def localization_view(found: Localization, origin: Origin) -> View:
@@ -61,13 +67,30 @@ def localization_view(found: Localization, origin: Origin) -> View:
             Fact("method", found.method),
             Fact("sites checked", Figure(float(found.checked)), "count"),
             Fact("suspects", Figure(float(len(found.suspects))), "count"),
-            Fact("above rounding, but not by enough", Figure(float(len(found.odd))), "count"),
+            *_sureness(found),
         ),
         made_by=origin.made_by,
     )
 
 
+def _sureness(found: Localization) -> tuple[Fact, ...]:
+    if found.margin is None or found.confidence is None:
+        return (Fact("above rounding, but not by enough", Figure(float(len(found.odd))), "count"),)
+    return (
+        Fact("lead over the next place, in correlation", Figure(found.margin)),
+        Fact("share of the draws in which it leads", Figure(found.confidence), "percent"),
+        Fact("second opinion", "none" if found.opinion is None else _place_of(found.opinion)),
+    )
+
+
+def _place_of(opinion: Opinion) -> str:
+    return f"{opinion.operator} at {opinion.path} ({layer_name(opinion.layer)})"
+
+
 def _verdict(found: Localization) -> str:
+    if found.suspects and found.method == FINGERPRINT:
+        first = found.suspects[0]
+        return f"The two systems part at {first.path}: {_words(first)}. {' '.join(found.notes[:2])}"
     if found.suspects:
         return f"The operator {_place(found.suspects[0])} does not do what it should: {_words(found.suspects[0])}."
     if found.verdict == "undecided":
@@ -85,6 +108,8 @@ def _words(suspect: Suspect) -> str:
 
 
 def _actions(found: Localization) -> tuple[Action, ...]:
+    if found.method == FINGERPRINT:
+        return _after_fingerprint(found)
     groups: dict[tuple[int | None, str], list[Suspect]] = {}
     for suspect in found.suspects:
         groups.setdefault((suspect.layer, suspect.operator), []).append(suspect)
@@ -96,10 +121,27 @@ def _actions(found: Localization) -> tuple[Action, ...]:
     return tuple(chosen)
 
 
+def _after_fingerprint(found: Localization) -> tuple[Action, ...]:
+    """The operator that both point at, or what settles where they differ."""
+    if not found.suspects:
+        return ()
+    first, second = found.suspects[0], found.opinion
+    agree = second is not None and second.layer == first.layer
+    action = (
+        f"Test {second.operator} at {second.path} on the machine by itself, and run it elsewhere until it is cleared"
+        if second is not None and agree
+        else "Run `noisescope locate` without a reference on the suspect machine: it judges each operator by itself"
+    )
+    issue = "The second opinion agrees." if agree else "Fingerprint and activations do not point at one layer."
+    evidence = (_words(first), *found.notes[:2])
+    severity = severity_of(found.verdict)
+    return (Action(first.path, found.would_decide or action, issue, severity, evidence, 1, (first.layer,), ()),)
+
+
 def _replace(group: Sequence[Suspect], priority: int) -> Action:
     """What to do about an operator of a layer, for the evidence against its worst module."""
     worst = group[0]
-    channels = f"channels {', '.join(map(str, worst.channels[:8]))}" if worst.channels else ""
+    channels = f"channels {_channels(worst)}" if worst.channels else ""
     where = worst.path if worst.layer is None else f"layer {worst.layer}"
     rate = f"it fires in {label(worst.rate, 'percent')} of the runs"
     names = [".".join(suspect.path.split(".")[-2:]) for suspect in group]
@@ -119,16 +161,74 @@ def _replace(group: Sequence[Suspect], priority: int) -> Action:
 
 
 def _suspects(found: Localization) -> tuple[Section, ...]:
-    blocks: list[Block] = [_dots(found), _table(found), _evidence([*found.suspects, *found.odd])]
+    if found.method == FINGERPRINT:
+        return (Section("suspects", "Suspects", (_likeness(found),), "The place of the fault first."),)
+    blocks: list[Block] = [_dots(found), _table(found), _evidence(found)]
     return (Section("suspects", "Suspects", tuple(blocks), "Worst first, with what speaks against each."),)
 
 
 def _named(found: Localization) -> list[tuple[Suspect, Severity]]:
+    if found.method == FINGERPRINT:
+        rest = Severity("less alike", "none")
+        return [(suspect, rest if rank else severity_of(found.verdict)) for rank, suspect in enumerate(found.suspects)]
     named = [(suspect, severity_of("fault")) for suspect in found.suspects]
     return named + [(suspect, severity_of(_ODD)) for suspect in found.odd]
 
 
+def _likeness(found: Localization) -> Bars:
+    """Of fingerprints: how alike each place's is to the divergence that was seen."""
+    bars = tuple(
+        Bar(suspect.path, Figure(suspect.score), severity, (), (suspect.layer,), (suspect.operator,))
+        for suspect, severity in _named(found)
+    )
+    caption = (
+        "Noise was put into each place of the good system, of another kind and seed than any fault; its trace at the "
+        "borders of all layers is compared with where the suspect differs."
+    )
+    return Bars("Whose fingerprint it is", bars, "correlation with the divergence", "place", caption=caption)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """What the figures of a method's evidence are."""
+
+    title: str
+    measure: str
+    column: str
+    form: Format
+    spacing: Spacing
+    thresholds: tuple[Threshold, ...]
+    caption: str
+
+
+_SCALES = {
+    "classic": _Scale(
+        "What each probe adds to the score",
+        "share of the score",
+        "adds to the score",
+        "plain",
+        "linear",
+        (),
+        "Deviations from the other layers, weighted. They rank the layers of every model, a healthy one as well.",
+    )
+}
+_ROUNDING = _Scale(
+    "How far above rounding, by check",
+    "error over what rounding allows",
+    "error over rounding",
+    "times",
+    "log",
+    _LIMITS,
+    "The largest error of each check, in units of the largest that rounding can make.",
+)
+
+
+def _scale(found: Localization) -> _Scale:
+    return _SCALES.get(found.method, _ROUNDING)
+
+
 def _dots(found: Localization) -> Dots:
+    scale = _scale(found)
     drawn = _named(found)[:_MOST]
     dots = tuple(
         Dot(
@@ -143,20 +243,23 @@ def _dots(found: Localization) -> Dots:
         for evidence in suspect.evidence
     )
     return Dots(
-        title="How far above rounding, by check",
+        title=scale.title,
         groups=tuple(dict.fromkeys(_group(suspect) for suspect, _ in drawn)),
         dots=dots,
-        measure="error over what rounding allows",
+        measure=scale.measure,
         what="check",
-        form="times",
-        spacing="log",
-        thresholds=_LIMITS,
-        caption="The largest error of each check, in units of the largest that rounding can make.",
+        form=scale.form,
+        spacing=scale.spacing,
+        thresholds=scale.thresholds,
+        caption=scale.caption,
     )
 
 
 def _group(suspect: Suspect) -> str:
-    return f"{suspect.operator} {layer_name(suspect.layer)}"
+    """A suspect in few letters: its layer, its module, and the operator where the module does not say it."""
+    module = suspect.path.rpartition(".")[2]
+    kind = suspect.operator if suspect.operator not in ("linear", module) else ""
+    return " ".join(part for part in (layer_name(suspect.layer), module, kind) if part)
 
 
 def _table(found: Localization) -> Table:
@@ -166,7 +269,7 @@ def _table(found: Localization) -> Table:
         Column("layer"),
         Column("operator"),
         Column("module"),
-        Column("score", "figure", "times"),
+        Column("score", "figure", _scale(found).form),
         Column("fires in", "figure", "percent"),
         Column("channels"),
     )
@@ -180,7 +283,7 @@ def _table(found: Localization) -> Table:
                 suspect.path,
                 Figure(suspect.score),
                 Figure(suspect.rate),
-                ", ".join(map(str, suspect.channels)) or None,
+                _channels(suspect) or None,
             ),
             (suspect.layer,),
             (suspect.operator,),
@@ -190,18 +293,23 @@ def _table(found: Localization) -> Table:
     return Table("Suspects, worst first", columns, rows, "Channels are named where all errors are confined to them.")
 
 
-def _evidence(suspects: Sequence[Suspect]) -> Table:
+def _channels(suspect: Suspect) -> str:
+    more = len(suspect.channels) - _NUMBERED
+    return ", ".join(map(str, suspect.channels[:_NUMBERED])) + (f" and {more} more" if more > 0 else "")
+
+
+def _evidence(found: Localization) -> Table:
+    scale = _scale(found)
     columns = (
         Column("module"),
-        Column("operator"),
         Column("check"),
-        Column("error over rounding", "figure", "times"),
+        Column(scale.column, "figure", scale.form),
         Column("values off", "figure", "count"),
         Column("in words"),
     )
     rows = tuple(
         Row(_evidence_cells(suspect, evidence), (suspect.layer,), (suspect.operator,))
-        for suspect in suspects
+        for suspect in (*found.suspects, *found.odd)
         for evidence in suspect.evidence
     )
     return Table("Evidence by check", columns, rows, "n is the number of values that the check judged.")
@@ -209,7 +317,7 @@ def _evidence(suspects: Sequence[Suspect]) -> Table:
 
 def _evidence_cells(suspect: Suspect, evidence: Evidence) -> tuple[str | Figure, ...]:
     off = Figure(float(evidence.hits), samples=evidence.judged)
-    return suspect.path, suspect.operator, evidence.check, Figure(evidence.excess), off, evidence.words
+    return suspect.path, evidence.check, Figure(evidence.excess), off, evidence.words
 
 
 def _checked(found: Localization) -> Section:

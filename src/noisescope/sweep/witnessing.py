@@ -152,16 +152,17 @@ class Observer:
         self, site: Site, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
         frame = self._frames[-1] if self._frames else None
-        inner = None if frame is None else frame.inner
+        # An attention whose parts were checked has to hand on what the last of them gave, and answers for no more.
+        inner = frame.inner if frame is not None and site.operator == "attention" else None
         if frame is not None:
             frame.note(site.operator, out)
             frame.operations.append(Operation(site.operator, args, kwargs, out))
             if frame.part is not None and frame.part.kind != "container":
                 return
-        new = self._is_new(site, (args, kwargs), out)
+        new = self._is_new(site, (args, kwargs) if inner is None else inner, out)
         if frame is not None:
             frame.news = frame.news or new
-        if new and inner is not None and site.operator == "attention":
+        if new and inner is not None:
             self._examine(site, lambda: check_passed_on(inner, out))
         elif new:
             self._examine(site, lambda: check_call(site.operator, function, (args, kwargs), out, self.signs))

@@ -37,6 +37,21 @@ test-ray: $(READY)
 	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
 	@$(RUN)/python -m pytest -m "slow or not slow" tests/sweep/test_ray.py tests/contracts/test_executor_contract.py
 
+# In verl itself, which wants an older transformers: an environment of its own. Some of what verl needs to be imported
+# it does not declare, and of what it declares a trainer on a CPU needs less.
+VERL := .venv-verl
+$(VERL)/.ready: pyproject.toml constraints-verl.txt
+	$(PYTHON) -m venv $(VERL)
+	$(VERL)/bin/python -m pip install --quiet $$(grep '^torch==' constraints-verl.txt)
+	$(VERL)/bin/python -m pip install --quiet --requirement constraints-verl.txt
+	$(VERL)/bin/python -m pip install --quiet --no-deps verl==0.9.1 --editable .
+	@touch $@
+
+.PHONY: test-verl
+test-verl: $(VERL)/.ready
+	@$(VERL)/bin/python -m pytest -m verl tests/verl_runs
+	@$(VERL)/bin/python -m pytest tests/inject tests/integrations tests/verl tests/model
+
 check: browser
 	$(RUN)/ruff format --check
 	$(RUN)/ruff check

@@ -21,13 +21,14 @@ from noisescope.cli.main import parsers, read_words
 from noisescope.core import errors
 from noisescope.core.environment import VARIABLES
 from noisescope.core.vocabulary import OPERATOR_ALIASES, OPERATORS
-from noisescope.verl.environment import settings_from
+from noisescope.verl.environment import plan_from, settings_from
 from noisescope.verl.noisy_ops import BOARD
 from noisescope.verl.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "src" / "noisescope"
 ENVIRONMENT = "docs/environment.md"
+VERL = "variable of verl | example | when left out"
 DOCS = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(
     r"(?P<mark><!-- no-test(?:: (?P<reason>[^>]+))? -->\n)?```python\n(?P<code>.*?)```"
@@ -172,9 +173,8 @@ def values_of_options() -> set[str]:
 
 def variables_shown() -> set[str]:
     """Every environment variable in the tables, also as the text writes it where the prefix is plain."""
-    rows = cells_of(ENVIRONMENT, "variable | also read as | example") + cells_of(
-        ENVIRONMENT, "variable | when left out"
-    )
+    heads = ("variable | also read as | example", VERL, "variable | when left out")
+    rows = [row for head in heads for row in cells_of(ENVIRONMENT, head)]
     names = {name for row in rows for cell in row for name in re.findall(r"`([A-Z_]{2,})`", cell)}
     return names | {name.removeprefix("NOISESCOPE_") for name in names}
 
@@ -198,6 +198,16 @@ def test_every_switch_does_something_under_each_of_its_names(row: list[str]) -> 
         asked = {"NOISESCOPE_ENABLED": "1", "NOISESCOPE_LAYER_SCALES": "0=0.5"} | {name: example}
         plain = settings_from({key: value for key, value in asked.items() if key != name})
         assert settings_from(asked) != (None if name.endswith("_ENABLED") else plain), name
+
+
+@pytest.mark.parametrize("row", cells_of(ENVIRONMENT, VERL), ids=lambda row: row[0])
+def test_every_variable_of_verl_changes_the_noise(row: list[str], tmp_path: Path) -> None:
+    name, example = (cell.strip("`") for cell in row[:2])
+    on = {"NOISESCOPE_ENABLED": "1"}
+    if name == "NOISESCOPE_CONFIG":
+        example = str(tmp_path / example)
+        Path(example).write_text("noise:\n  schedule: decay\n")
+    assert plan_from({**on, name: example}) != plan_from(on)
 
 
 def test_the_table_of_operators_is_complete() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from noisescope.cli.main import parsers
 from noisescope.core.environment import VARIABLES
 from noisescope.core.vocabulary import KINDS
-from noisescope.verl.environment import FORK, OWN, SWITCHES
+from noisescope.verl.environment import FORK, OWN, SWITCHES, TRAINING
 
 DOCS = Path(__file__).parents[1] / "docs"
 HEAD = """# Command line
@@ -97,6 +97,8 @@ def environment() -> str:
         for name, one in SWITCHES.items()
     ]
     text = with_table(text, "variable | also read as | example | when left out | meaning", switches)
+    training = [(code(OWN + name), code(one.example), one.left_out, one.meaning) for name, one in TRAINING.items()]
+    text = with_table(text, "variable of verl | example | when left out | meaning", training)
     others = [(code(name), one.left_out, one.meaning) for name, one in VARIABLES.items()]
     return with_table(text, "variable | when left out | meaning", others)
 

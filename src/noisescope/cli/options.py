@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import random
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 DEVICES = ("cpu", "cuda", "npu", "mps", "xpu")
 N = TypeVar("N", int, float)
-DEMO, TASK = "demo:", "task:"
+DEMO = "demo:"
 # What Ray calls the devices that it hands out one by one.
 _USUAL_ROOM = {"cuda": (("CPU", 1.0), ("GPU", 1.0)), "npu": (("CPU", 1.0), ("NPU", 1.0))}
 
@@ -89,18 +88,9 @@ def add_data(parser: argparse.ArgumentParser, samples: int) -> None:
 
 def read_data(text: str, samples: int | None) -> Workload:
     """The workload that `--data` names."""
-    from noisescope.measure.harness import read_task
-    from noisescope.measure.workload import Workload, demo_workload, read_workload
+    from noisescope.runs.gathering import workload_named
 
-    if text.startswith(DEMO):
-        return demo_workload(text.removeprefix(DEMO), limit=samples)
-    found = (
-        read_task(text.removeprefix(TASK), limit=samples)
-        if text.startswith(TASK)
-        else read_workload(text, limit=samples)
-    )
-    # Tests that stop early need an order that knows nothing of how hard an item is.
-    return Workload.of(found.name, random.Random(0).sample(found.items, len(found)), found.repeated)  # noqa: S311
+    return workload_named(text, samples)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

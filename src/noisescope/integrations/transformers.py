@@ -1,14 +1,16 @@
-"""Noise in the training loops of transformers and TRL: one callback for both.
+"""Noise and diagnoses in the training loops of transformers and TRL: two callbacks for both.
 
 The noise is on from the beginning of an optimizer step to its end, in passes with gradients alone: evaluation,
-generation and the log-probabilities of a reference run without. It changes neither the loss nor the optimizer.
+generation and the log-probabilities of a reference run without. Neither callback changes the loss or the optimizer.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,10 +18,13 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from noisescope.core.errors import BadInputError
+from noisescope.core.errors import BadInputError, NoisescopeError
 from noisescope.inject.schedule import Schedule
 from noisescope.inject.tally import Tally
 from noisescope.measure.indices import gradient_norm_ratio
+from noisescope.runs.checkups import Checkups, Examiner
+from noisescope.runs.training_file import checkups_in, noise_in
+from noisescope.sweep.evaluating import undisturbed
 from noisescope.sweep.noisy_training import NoisePlan, TrainingNoise, noise_plan
 
 Loss = Callable[..., Any]
@@ -50,6 +55,11 @@ class NoiseCallback(TrainerCallback):
         self.gradient_ratio = math.nan
         self._step, self._steps = 0, 0
         self._is_proven, self._is_first_batch = False, False
+
+    @classmethod
+    def of_file(cls, path: str | Path, *, gradient_every: int = 50) -> Self:
+        """The noise that the block `noise:` of a YAML file asks for."""
+        return cls(noise_in(Path(path)), gradient_every=gradient_every)
 
     def attach(self, trainer: Trainer) -> Self:
         """Add this callback to a trainer, in front of its loggers, and see that nothing outlasts its training."""
@@ -112,10 +122,7 @@ class NoiseCallback(TrainerCallback):
         """Add the figures of the noise to those of the training."""
         if self.noise is None or not logs or "loss" not in logs:
             return
-        figures = self._figures(self.noise)
-        logs.update(figures)
-        if state.log_history:
-            state.log_history[-1].update(figures)
+        _add(self._figures(self.noise), logs, state)
 
     @property
     def _noise(self) -> TrainingNoise:
@@ -124,20 +131,9 @@ class NoiseCallback(TrainerCallback):
         return self.noise
 
     def _figures(self, noise: TrainingNoise) -> dict[str, float]:
-        """Scale of the last step; realised noise and injections since the last call."""
-        figures: dict[str, float] = {}
-        if self.plan.schedule is not None:
-            figures |= {"noise_scale": noise.scale, "noise_injections": noise.stats.total_forward}
-            for phase in self.plan.phases:
-                figures[f"noise_realised_{phase}"] = noise.stats.realised_in((phase,))
-            figures["noise_injections"] += noise.stats.total_backward
-        if self.plan.norms is not None:
-            figures["noise_norm_scale"] = self.plan.norms.scale(self._step, self._steps)
-            figures["noise_realised_norms"] = noise.weight_stats.realised
+        figures = {f"noise_{name}": value for name, value in noise.figures().items()}
         if math.isfinite(self.gradient_ratio):
             figures["noise_gradient_ratio"] = self.gradient_ratio
-        noise.stats.reset()
-        noise.weight_stats.reset()
         return figures
 
     def _ended_by(self, train: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,6 +169,93 @@ class NoiseCallback(TrainerCallback):
         self.gradient_ratio = gradient_norm_ratio(noisy, clean) if clean > 0 else math.nan
 
 
+class DiagnosisCallback(TrainerCallback):
+    """A diagnosis every so many steps, each a line in the gate's history; None asks for none.
+
+    Use `attach(trainer)`: it puts this callback behind those of noise, so that none is on meanwhile, and in front of
+    the loggers. The tokenizer is the trainer's unless another is given. A diagnosis that fails is told on stderr and
+    ends nothing.
+    """
+
+    def __init__(self, asked: Checkups | None, *, tokenizer: Any | None = None) -> None:
+        self.asked, self.tokenizer = asked, tokenizer
+        self._examiner: Examiner | None = None
+        self._trainer: Trainer | None = None
+        self._figures: dict[str, float] = {}
+
+    @classmethod
+    def of_file(cls, path: str | Path, *, tokenizer: Any | None = None) -> Self:
+        """The diagnoses that the block `diagnostic:` of a YAML file asks for."""
+        return cls(checkups_in(Path(path)), tokenizer=tokenizer)
+
+    def attach(self, trainer: Trainer) -> Self:
+        """Add this callback to a trainer."""
+        handler = trainer.callback_handler
+        handler.callbacks[:] = [other for other in handler.callbacks if other is not self]
+        handler.callbacks.insert(_behind_noise(trainer), self)
+        self._trainer = trainer
+        return self
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Read data and baseline; what cannot be asked is refused before the first step."""
+        if self.asked is None or not state.is_world_process_zero:
+            return
+        if self._trainer is None:
+            raise BadInputError("DiagnosisCallback was handed over as a callback; expected .attach(trainer).")
+        if self._trainer.callback_handler.callbacks.index(self) < _behind_noise(self._trainer):
+            raise BadInputError(
+                "DiagnosisCallback stands before NoiseCallback, whose noise would be on meanwhile; expected "
+                "NoiseCallback.attach(trainer)."
+            )
+        if self._trainer.is_fsdp_enabled or self._trainer.is_deepspeed_enabled:
+            raise BadInputError(
+                "a diagnosis in training needs the whole model in one process, and here it is sharded; run "
+                "`noisescope gate` on the checkpoints that the training saves."
+            )
+        self._examiner = Examiner(kwargs["model"], self.tokenizer or kwargs.get("processing_class"), self.asked)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Diagnose, where it is time."""
+        if self._examiner is None or self.asked is None or state.global_step % self.asked.every:
+            return
+        try:
+            gate = self._examiner.examine(state.global_step).gated.gate
+        except (NoisescopeError, OSError) as problem:
+            sys.stderr.write(f"noisescope: no diagnosis at step {state.global_step}: {problem}\n")
+            return
+        harms = {one.operator: one.harm for one in gate.operators}
+        self._figures = {f"diagnosis_{name}": harm.estimate for name, harm in harms.items() if harm is not None}
+        if gate.clean is not None:
+            self._figures["diagnosis_clean"] = gate.clean.estimate
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add what noise cost in each operator, and the clean score, after each diagnosis once."""
+        if logs and "loss" in logs and self._figures:
+            _add(self._figures, logs, state)
+            self._figures = {}
+
+
+def _behind_noise(trainer: Trainer) -> int:
+    """The first place behind all callbacks of noise."""
+    places = [n for n, one in enumerate(trainer.callback_handler.callbacks) if isinstance(one, NoiseCallback)]
+    return max(places, default=-1) + 1
+
+
+def _add(figures: dict[str, float], logs: dict[str, Any], state: TrainerState) -> None:
+    logs.update(figures)
+    if state.log_history:
+        state.log_history[-1].update(figures)
+
+
 def _copied(inputs: Any) -> Any:
     """A loss may take entries out of its inputs."""
     return dict(inputs) if isinstance(inputs, Mapping) else inputs
@@ -180,18 +263,10 @@ def _copied(inputs: Any) -> Any:
 
 def _gradient_norm(model: nn.Module, loss: Callable[[], Any]) -> float:
     """The norm of all gradients of a loss. Random state and gradients are afterwards as they were."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    kept = [weight.grad for weight in weights]
-    try:
-        with torch.random.fork_rng():
-            for weight in weights:
-                weight.grad = None
-            found = loss()
-            (found[0] if isinstance(found, tuple) else found).backward()
-            return float(_norm(weight.grad for weight in weights if weight.grad is not None))
-    finally:
-        for weight, grad in zip(weights, kept, strict=True):
-            weight.grad = grad
+    with undisturbed(model):
+        found = loss()
+        (found[0] if isinstance(found, tuple) else found).backward()
+        return float(_norm(weight.grad for weight in model.parameters() if weight.grad is not None))
 
 
 def _norm(grads: Iterable[Tensor]) -> Tensor:

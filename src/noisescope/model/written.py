@@ -53,17 +53,32 @@ def find_written_out(model: nn.Module) -> tuple[tuple[str, str], ...]:
 def recognise(module: nn.Module) -> str | None:
     """The operator that a module without children writes out by hand, or None."""
     weights: list[Tensor] = list(module.parameters())
-    if any(w.dim() != 1 or w.is_meta for w in weights) or len(weights) > 2:
+    if any(w.dim() != 1 for w in weights) or len(weights) > 2:
         return None
     if not weights and any(True for _ in module.buffers()):
         return None
     was_training = module.training
     try:
-        with _without_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with _without_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]), _whole(module):
             module.training = False
+            weights = list(module.parameters())
             return _norm(module, weights) if weights else _activation(module) or _norm(module, weights)
     finally:
         module.training = was_training
+
+
+@contextmanager
+def _whole(module: nn.Module) -> Iterator[None]:
+    """Weights that are on no device, or are sharded over several, have plain ones of their shape in their place."""
+    kept = dict(module._parameters)
+    for name, weight in kept.items():
+        if weight is not None and (weight.is_meta or type(weight) not in (Tensor, nn.Parameter)):
+            made = torch.linspace(0.5, 1.5, weight.numel(), dtype=weight.dtype)
+            module._parameters[name] = nn.Parameter(made, requires_grad=False)
+    try:
+        yield
+    finally:
+        module._parameters.update(kept)
 
 
 @contextmanager

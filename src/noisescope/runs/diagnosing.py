@@ -128,8 +128,7 @@ def diagnose_samples(
     model: nn.Module, samples: Samples, calibration: Samples, asked: Wanted, out: str | Path | None = None
 ) -> Diagnosis:
     """The same on samples that are ready."""
-    row = samples.batches(0, 1, device_of(model))[0].inputs
-    patient = Patient(model, layout_of(model).layers, tuple(sites(model, row)), samples, calibration)
+    patient = patient_of(model, samples, calibration)
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="noisescope-") if out is None else nullcontext(out) as folder:
         mark = "" if out is None else fingerprint(model)
@@ -138,6 +137,12 @@ def diagnose_samples(
             found = examine(Desk(patient, store, executor), asked)
             store.save_finding(DIAGNOSIS, found, Request(model=type(model).__name__, workload=samples.name))
             return found
+
+
+def patient_of(model: nn.Module, samples: Samples, calibration: Samples) -> Patient:
+    """What is known of a model that is at hand."""
+    row = samples.batches(0, 1, device_of(model))[0].inputs
+    return Patient(model, layout_of(model).layers, tuple(sites(model, row)), samples, calibration)
 
 
 def wanted_of(options: Mapping[str, Any]) -> Wanted:

@@ -5,6 +5,7 @@ It judges nothing, runs no trial, and fetches nothing.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from noisescope.core.errors import BadInputError
 from noisescope.measure.batches import Samples, Settings, prepare
 from noisescope.measure.given import given
+from noisescope.measure.harness import read_task
 from noisescope.measure.metrics import USUAL, fitting
 from noisescope.measure.workload import (
     Choice,
@@ -23,6 +25,7 @@ from noisescope.measure.workload import (
     Question,
     Text,
     Workload,
+    demo_workload,
     item_of,
     read_workload,
 )
@@ -33,6 +36,22 @@ _EXPECTED = (
     "{'question': ..., 'answer': ...}, or the path of a JSONL file of them"
 )
 _ITEMS = (Question, Completion, Text, Choice)
+
+
+DEMO, TASK = "demo:", "task:"
+
+
+def workload_named(name: str, samples: int | None) -> Workload:
+    """The workload of a name: a JSONL file, demo:NAME, or task:NAME of lm-evaluation-harness."""
+    if name.startswith(DEMO):
+        return demo_workload(name.removeprefix(DEMO), limit=samples)
+    found = (
+        read_task(name.removeprefix(TASK), limit=samples)
+        if name.startswith(TASK)
+        else read_workload(name, limit=samples)
+    )
+    # Tests that stop early need an order that knows nothing of how hard an item is.
+    return Workload.of(found.name, random.Random(0).sample(found.items, len(found)), found.repeated)  # noqa: S311
 
 
 @dataclass(frozen=True)

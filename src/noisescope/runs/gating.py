@@ -46,8 +46,8 @@ def gate(desk: Desk, wanted: Wanted, passing: Passing) -> Passed:
     baseline = passing.baseline
     if baseline is not None:
         check_comparable(baseline, setting, checkpoint)
-    _check_rules(passing, setting.metric)
-    _check_files(passing)
+    check_rules(passing, setting.metric)
+    check_files(passing)
     question = GateQuestion(setting, passing.rules, baseline.fragility if baseline else None)
     found = run_study(question, desk.executor, desk.store, desk.progress("gate"))
     if passing.save is not None:
@@ -55,13 +55,13 @@ def gate(desk: Desk, wanted: Wanted, passing: Passing) -> Passed:
     return _remembered(found, checkpoint, passing)
 
 
-def _check_rules(passing: Passing, metric: str) -> None:
+def check_rules(passing: Passing, metric: str) -> None:
     """A metric that is 0 when clean has no share to lose, so without a baseline there would be nothing to judge."""
     if METRICS[metric].clean == 0.0 and passing.baseline is None and passing.save is None:
         raise BadInputError(f"{metric} has no clean score to lose a share of; name a --baseline to hold it against.")
 
 
-def _check_files(passing: Passing) -> None:
+def check_files(passing: Passing) -> None:
     """What could not be read or written afterwards is said before anything is measured."""
     if passing.history is not None:
         read_history(passing.history)

@@ -1,4 +1,4 @@
-"""Lets a model run for a while as it should where nothing is learned and nothing generated.
+"""Lets a model run for a while as it should where nothing is learned and nothing generated, or as if it had not run.
 
 It changes nothing of the model that lasts. Threads that run one model take turns, because what is put into it and
 what listens to it hangs on the model itself.
@@ -6,15 +6,18 @@ what listens to it hangs on the model itself.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+import torch
 from torch import nn
 
-from noisescope.measure.calling import declares
+from noisescope.measure.calling import declares, device_of
 from noisescope.measure.head import is_compiled
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -70,3 +73,23 @@ def without_cache(model: nn.Module) -> Iterator[None]:
 
 def _ask_for_none(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     return args, {"use_cache": False, **kwargs}
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Inside the block weights have no gradients; afterwards those and all random state are as they were before."""
+    weights = list(model.parameters())
+    kept = [(weight.grad, weight.requires_grad) for weight in weights]
+    plain, arrays = random.getstate(), np.random.get_state()
+    device = device_of(model)
+    accelerators = [] if device.type == "cpu" else [device]
+    try:
+        with torch.random.fork_rng(accelerators, device_type="cuda" if device.type == "cpu" else device.type):
+            for weight in weights:
+                weight.grad = None
+            yield
+    finally:
+        for weight, (grad, learns) in zip(weights, kept, strict=True):
+            weight.grad, weight.requires_grad = grad, learns
+        random.setstate(plain)
+        np.random.set_state(arrays)

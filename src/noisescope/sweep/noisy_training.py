@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from torch import nn
 
 from noisescope.core.errors import BadInputError
-from noisescope.core.records import Injection, Scaling, Site, is_number, noise
+from noisescope.core.records import Injection, Scaling, Site, is_number, noise, operator_names
 from noisescope.core.vocabulary import PHASES
 from noisescope.inject.active import Active
 from noisescope.inject.instrument import Instrument
@@ -34,7 +34,8 @@ class NoisePlan:
     """Which noise a training run gets.
 
     `schedule` is the scale of noise in operators, `norms` that of Gaussian noise on the weights of norms; None is
-    none. `factors` multiply the scale in layers. `is_fresh` says whether every step draws anew.
+    none. `factors` multiply the scale in layers, `operator_factors` that of operators. `is_fresh` says whether every
+    step draws anew.
     """
 
     schedule: Schedule | None
@@ -46,15 +47,18 @@ class NoisePlan:
     norms: Schedule | None = None
     seed: int = 0
     is_fresh: bool = True
+    operator_factors: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.schedule is None and self.norms is None:
             raise BadInputError("noise in training without a schedule: name one for operators, for norms, or for both.")
 
-    def injection(self, scale: float, step: int, stream: int = 0) -> Injection:
+    def injection(self, scale: float, step: int, stream: int = 0, part: int = 0) -> Injection:
         """What is injected into operators at one step. `stream` tells workers apart that see different data."""
         seed = mix(self.seed, stream, step if self.is_fresh else 0, _OPERATORS)
-        scaling = Scaling(layers=self.factors)
+        if part:
+            seed = mix(seed, part)
+        scaling = Scaling(self.operator_factors, self.factors)
         return Injection(noise(self.kind, scale), self.layers, self.operators, self.phases, seed, scaling)
 
     def weight_seed(self, step: int) -> int:
@@ -67,6 +71,7 @@ def noise_plan(
     *,
     norms: str | float | Schedule | None = None,
     factors: Mapping[int, float] | None = None,
+    operator_factors: Mapping[str, float] | None = None,
     seed: int = 0,
     kind: str = "relative_gaussian",
     **where: str | int | Iterable[str] | Iterable[int | None] | None,
@@ -80,23 +85,32 @@ def noise_plan(
         raise BadInputError(
             f"unknown option {strange[0]!r} of noise in training: expected layers, operators or phases."
         )
-    wrong = {k: f for k, f in (factors or {}).items() if not is_number(f) or not 0 <= f < float("inf")}
-    if wrong:
-        raise BadInputError(f"factors of layers {wrong}: expected finite numbers >= 0.")
+    _check_numbers("layers", factors)
+    _check_numbers("operators", operator_factors)
     asked = Injection.of(noise(kind), seed=seed, **{"phases": PHASES, **where})  # type: ignore[arg-type]
     return NoisePlan(
-        _schedule(schedule),
+        schedule_of(schedule),
         kind,
         asked.layers,
         asked.operators,
         asked.phases,
         tuple(sorted((factors or {}).items())),
-        _schedule(norms),
+        schedule_of(norms),
         seed,
+        operator_factors=tuple(
+            (o, f) for name, f in (operator_factors or {}).items() for o in operator_names(name) or ()
+        ),
     )
 
 
-def _schedule(asked: str | float | Schedule | None) -> Schedule | None:
+def _check_numbers(what: str, factors: Mapping[Any, float] | None) -> None:
+    wrong = {k: f for k, f in (factors or {}).items() if not is_number(f) or not 0 <= f < float("inf")}
+    if wrong:
+        raise BadInputError(f"factors of {what} {wrong}: expected finite numbers >= 0.")
+
+
+def schedule_of(asked: str | float | Schedule | None) -> Schedule | None:
+    """A schedule from what a person writes; None stays None."""
     return asked if asked is None or isinstance(asked, Schedule) else read_schedule(str(asked))
 
 
@@ -110,8 +124,10 @@ class TrainingNoise:
         self.plan, self.stream = plan, stream
         self.instrument: Instrument = instrument_of(model)
         self.stats = Tally()
+        # Of the last start.
         self.scale = self.norm_scale = 0.0
         self._active: Active | None = None
+        self._are_norms_on = False
         self._norms = None if plan.norms is None else NormNoise(model, norms_of(model, plan.layers))
         if plan.schedule is not None:
             Active(plan.injection(0.0, 0)).check_layers(self.instrument.layers)
@@ -133,19 +149,23 @@ class TrainingNoise:
     @property
     def is_on(self) -> bool:
         """Whether a pass that learns would be noisy now."""
-        return self._active is not None or bool(self.norm_scale)
+        return self._active is not None or self._are_norms_on
 
-    def start(self, step: int, steps: int) -> None:
-        """The noise of one step of so many, for all its passes until `stop` or the next start."""
+    def start(self, step: int, steps: int, part: int = 0) -> None:
+        """The noise of one step of so many, for all its passes until `stop` or the next start.
+
+        A step that is done in several parts, each with a start of its own, numbers them, so that each part draws anew.
+        """
         self.stop()
         self.scale = 0.0 if self.plan.schedule is None else self.plan.schedule.scale(step, steps)
         if self.scale:
-            self._active = Active(self.plan.injection(self.scale, step, self.stream), stats=self.stats)
+            self._active = Active(self.plan.injection(self.scale, step, self.stream, part), stats=self.stats)
             self.instrument.training_only = True
             self.instrument.start(self._active)
         if self._norms is not None and self.plan.norms is not None:
             self.norm_scale = self.plan.norms.scale(step, steps)
             self._norms.start(self.norm_scale, self.plan.weight_seed(step))
+            self._are_norms_on = bool(self.norm_scale)
 
     def stop(self) -> None:
         """No noise from now on."""
@@ -155,14 +175,27 @@ class TrainingNoise:
             self._active = None
         if self._norms is not None:
             self._norms.stop()
-        self.norm_scale = 0.0
+        self._are_norms_on = False
 
     def verify(self) -> None:
         """Raise if noise is on and something that was selected was never reached, or nothing changed."""
         if self._active is not None:
             self._active.verify(self.instrument.met)
-        if self._norms is not None and self.norm_scale:
+        if self._norms is not None and self._are_norms_on:
             self._norms.verify()
+
+    def figures(self) -> dict[str, float]:
+        """The scales of the last step; realised noise and injections since the last call."""
+        figures: dict[str, float] = {}
+        if self.plan.schedule is not None:
+            figures["scale"] = self.scale
+            figures["injections"] = self.stats.total_forward + self.stats.total_backward
+            figures |= {f"realised_{phase}": self.stats.realised_in((phase,)) for phase in self.plan.phases}
+        if self.plan.norms is not None:
+            figures |= {"norm_scale": self.norm_scale, "realised_norms": self.weight_stats.realised}
+        self.stats.reset()
+        self.weight_stats.reset()
+        return figures
 
 
 def norms_of(model: nn.Module, layers: tuple[int | None, ...] | None = None) -> dict[Site, nn.Module]:

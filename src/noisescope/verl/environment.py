@@ -1,4 +1,4 @@
-"""Reads the settings of the process-wide switchboard from environment variables; it changes nothing by itself.
+"""Reads the settings of the switchboard, and of noise in verl, from environment variables; it changes nothing itself.
 
 Every name exists with the prefix `NOISESCOPE_`; those that users of the verl fork know also with `VERL_NOISY_OPS_`,
 which is read second. Switches take 1, true, yes, on and 0, false, no, off.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from noisescope.core.errors import BadInputError
 from noisescope.core.records import Scaling
 from noisescope.verl.settings import Settings, checked_layers, checked_operators, layer_factors, operator_factors
+
+if TYPE_CHECKING:
+    from noisescope.sweep.noisy_training import NoisePlan
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 OWN, FORK = "NOISESCOPE_", "VERL_NOISY_OPS_"
@@ -49,6 +53,27 @@ SWITCHES: Mapping[str, Switch] = {
     "LAYER_SCALES_ABSOLUTE": Switch("1", "factors", "the numbers by layer are the scales themselves"),
     "SEED": Switch("7", "0", "seed of the noise"),
 }
+# Read in a verl run alone, where noise is in the training passes of the actor.
+TRAINING: Mapping[str, Switch] = {
+    "SCHEDULE": Switch(
+        "exponential:0.05:0.001",
+        "`SCALE` throughout",
+        "scale of the noise in operators by the progress of the run, in place of `SCALE`",
+    ),
+    "NORMS": Switch(
+        "qerl",
+        "no such noise",
+        "schedule of noise on the weights of norms; operators then have noise only by a scale or a schedule",
+    ),
+    "CONFIG": Switch(
+        "noise.yaml",
+        "the variables",
+        "YAML file with a block `noise:`, in place of all other variables; every node has to see it",
+    ),
+}
+_SHARED = frozenset(name for name, one in SWITCHES.items() if one.shared)
+# The file itself, and what may say so once more.
+_BESIDE_A_FILE = ("CONFIG", "ENABLED")
 
 
 def settings_from(environ: Mapping[str, str]) -> Settings | None:
@@ -76,6 +101,58 @@ def settings_from(environ: Mapping[str, str]) -> Settings | None:
     return settings
 
 
+def asks_for_training(environ: Mapping[str, str]) -> bool:
+    """Whether a verl run is to be noisy. Cheap, because it is asked in every process of every such run."""
+    return _read(environ, "CONFIG")[1] is not None or _flag(environ, "ENABLED")
+
+
+def plan_from(environ: Mapping[str, str]) -> NoisePlan:
+    """The noise that the environment asks for in a verl run."""
+    from noisescope.runs.training_file import noise_in
+
+    config = _read(environ, "CONFIG")[1]
+    if config is None:
+        return _plan(environ)
+    beside = [
+        variable
+        for name in (*SWITCHES, *TRAINING)
+        if name not in _BESIDE_A_FILE
+        for variable, value in [_read(environ, name)]
+        if value is not None
+    ]
+    if beside:
+        raise BadInputError(f"{beside[0]} beside NOISESCOPE_CONFIG: write it into {config}, or leave that out.")
+    return noise_in(Path(config))
+
+
+def _plan(environ: Mapping[str, str]) -> NoisePlan:
+    from noisescope.sweep.noisy_training import NoisePlan, schedule_of
+
+    settings = settings_from(environ)
+    if settings is None:
+        raise BadInputError("NOISESCOPE_ENABLED is not set: expected 1, for noise in training.")
+    if settings.scaling.layers_absolute:
+        raise BadInputError("NOISESCOPE_LAYER_SCALES_ABSOLUTE: a schedule has scales of its own; expected factors.")
+    schedule, norms = _read(environ, "SCHEDULE")[1], _read(environ, "NORMS")[1]
+    scale = _read(environ, "SCALE")
+    if schedule and scale[1]:
+        raise BadInputError(f"{scale[0]} beside NOISESCOPE_SCHEDULE: expected one of them.")
+    if schedule is None and (scale[1] or norms is None):
+        schedule = str(settings.scale)
+    asked = settings.injection()
+    return NoisePlan(
+        schedule_of(schedule),
+        settings.kind,
+        asked.layers,
+        asked.operators,
+        asked.phases,
+        asked.scaling.layers,
+        schedule_of(norms),
+        settings.seed,
+        operator_factors=asked.scaling.operators,
+    )
+
+
 def _scaling(environ: Mapping[str, str]) -> Scaling:
     return Scaling(
         operator_factors(_pairs(environ, "OPERATOR_SCALES")),
@@ -86,7 +163,7 @@ def _scaling(environ: Mapping[str, str]) -> Scaling:
 
 def _read(environ: Mapping[str, str], name: str) -> tuple[str, str | None]:
     """The variable that is set, with its value; an empty one counts as not set."""
-    for prefix in (OWN, FORK) if SWITCHES[name].shared else (OWN,):
+    for prefix in (OWN, FORK) if name in _SHARED else (OWN,):
         value = environ.get(prefix + name, "").strip()
         if value:
             return prefix + name, value

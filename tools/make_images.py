@@ -15,7 +15,7 @@ from noisescope.report.chromium import find_chromium
 from noisescope.runs.reporting import report
 
 TARGET = Path(__file__).parents[1] / "docs" / "images"
-DESK, PHONE = (1160, 700), (390, 780)
+DESK = (1160, 760)
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,8 @@ class Picture:
 PICTURES = (
     Picture("first-screen"),
     Picture("map", "#map figure >> nth=0"),
-    Picture("windows", "#windows figure >> nth=0", scheme="dark"),
-    Picture("channels", "#channels figure >> nth=0"),
-    Picture("precision", "#precision figure >> nth=0"),
-    Picture("phone", size=PHONE, scheme="dark"),
+    Picture("operators", "#operators figure >> nth=0"),
+    Picture("channels", "#channels figure >> nth=0", scheme="dark"),
 )
 
 

@@ -10,6 +10,7 @@ from letters import letters
 from noisescope.cli.main import main
 from noisescope.diagnose.comparison import Comparison
 from noisescope.measure.capture_file import read_capture
+from noisescope.runs.reporting import view_of
 from noisescope.sweep.store import Store
 
 SHAPE = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
@@ -62,6 +63,13 @@ def test_two_checkpoints_are_compared_in_one_command_and_kept(
     assert found is not None and found.verdict == "fail"
     assert found.suspects[0].path == "model.layers.1.mlp.up_proj"
     assert ask("compare", models[0], models[0], "--dtype", "bfloat16", "--samples", 2, "--max-mape", 1) == 0
+
+
+def test_a_limit_that_rounding_alone_breaks_is_something_to_do(models: tuple[Path, Path], tmp_path: Path) -> None:
+    more = ["--dtype", "bfloat16", "--samples", 2, "--max-mape", 1e-6, "--out", tmp_path / "run"]
+    assert ask("compare", models[0], models[0], *more) == 1
+    (action,) = view_of(Store(tmp_path / "run")).actions
+    assert action.issue.startswith("No operator is at fault") and "limit 1e-06" in action.evidence[0]
 
 
 def test_what_does_not_fit_is_refused_in_one_line(

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from noisescope.report.drawing.palette import DARK, HEAT_STEPS, LIGHT, LINES
-from noisescope.report.drawing.scale import linear, log, ticks
+from noisescope.report.drawing.scale import Scale, linear, log, ticks
 from noisescope.report.svg import figures, picture_of, standalone
 from noisescope.report.view import Bar, Bars, Curves, Dots, Figure, Heatmap, Severity
 from report import example, hostile
@@ -252,3 +252,10 @@ def test_levels_that_matter_differ_for_every_eye(theme, kind):
 def test_the_same_block_is_drawn_the_same():
     block = dataclasses.replace(example.bars())
     assert standalone(block) == standalone(example.bars())
+
+
+def test_between_whole_numbers_nothing_is_labelled():
+    scale = Scale(0.0, 5.0, 0.0, 100.0)
+    assert ticks(scale, 10) == [0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5]
+    assert ticks(scale, 10, whole=True) == [0, 1, 2, 3, 4, 5]
+    assert ticks(Scale(0.0, 29.0, 0.0, 100.0), 10, whole=True) == [0, 5, 10, 15, 20, 25]

@@ -14,6 +14,7 @@ from noisescope.report.wording import label, limits, number, shorten
         (0.0, "percent", "", "0 %"),
         (-0.07, "percent", "", "-7.0 %"),
         (171.24, "times", "", "171.2\u00d7"),
+        (0.1234, "times", "", "0.12\u00d7"),
         (126000, "count", "", "126,000"),
         (3.14159, "plain", "", "3.14"),
         (0.00123456, "plain", "nats", "0.00123 nats"),

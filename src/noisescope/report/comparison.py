@@ -54,7 +54,7 @@ def comparison_view(found: Comparison, origin: Origin) -> View:
             _checked(found),
             reproduce_section(origin, (("limit of MAPE", f"{found.max_mape:g}"),)),
         ),
-        actions=tuple(_action(row) for row in found.suspects[:3]),
+        actions=tuple(_action(row) for row in found.suspects[:3]) or _above(found),
         facts=(
             Fact("reference", side_text(found.reference)),
             Fact("other", side_text(found.other)),
@@ -87,6 +87,25 @@ def _action(row: Row) -> Action:
         (row.layer,),
         (row.operator,),
     )
+
+
+def _above(found: Comparison) -> tuple[Action, ...]:
+    """What to do where the limit is broken and rounding explains every operator's own error."""
+    if not found.above_limit:
+        return ()
+    worst = max(found.above_limit, key=lambda row: row.mape)
+    action = Action(
+        worst.place,
+        "Compute in a longer dtype on the second system from the first divergent layer on, or accept the divergence "
+        "with a higher limit of MAPE",
+        "No operator is at fault: what rounding does to each of them adds up to more than the limit.",
+        severity_of("high"),
+        (f"MAPE {worst.mape:.3g} at {worst.place}, limit {found.max_mape:g}",),
+        None,
+        (worst.layer,),
+        (worst.operator,),
+    )
+    return (action,)
 
 
 def _evidence(row: Row) -> Iterable[str]:

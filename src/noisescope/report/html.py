@@ -41,8 +41,9 @@ from noisescope.report.view import (
 from noisescope.report.wording import points, shorten
 
 FIRST = 3
-# A longer text in a cell gets room; a longer table scrolls by itself.
-_PROSE, _ESSAY, _LONG = 28, 90, 16
+_BRIEF = 200
+# A word stays in one line; a longer text in a cell gets room; a longer table scrolls by itself.
+_WORD, _PHRASE, _PROSE, _LONG = 16, 28, 90, 16
 
 
 def to_html(view: View) -> str:
@@ -157,7 +158,10 @@ def _risk(risk: Risk) -> Element:
 
 
 def _action(action: Action) -> Element:
-    evidence = element("ul", [element("li", text) for text in action.evidence], class_="evidence")
+    # Long evidence would push the next thing to do off the first screen.
+    brief = sum(map(len, action.evidence)) <= _BRIEF
+    listed = element("ul", [element("li", text) for text in action.evidence], class_="evidence")
+    evidence = element("details", element("summary", "Evidence"), listed, open=brief, class_="why")
     return element(
         "li",
         element("p", action.action, class_="do"),
@@ -305,10 +309,11 @@ def _cell(index: int, cell: Written, *, right: bool) -> Element:
     )
 
 
-def _kind(cell: Written) -> str | None:
+def _kind(cell: Written) -> str:
     if cell.level:
         return "sev"
-    return "essay" if len(cell.text) > _ESSAY else "prose" if len(cell.text) > _PROSE else None
+    lengths = (("word", _WORD), ("phrase", _PHRASE), ("prose", _PROSE))
+    return next((name for name, most in lengths if len(cell.text) <= most), "essay")
 
 
 def _reproduce(block: Reproduce) -> Element:

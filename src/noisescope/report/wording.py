@@ -46,7 +46,9 @@ def _written(value: float, form: Format) -> str:
         # Below 1 % a fixed number of places would round most of the figure away.
         return f"{_fixed(100 * value, 1) if abs(value) >= 0.01 else _plain(100 * value, 2)} %"
     if form == "times":
-        # A tenth of a thousandfold says nothing.
+        # A tenth of a thousandfold says nothing; below 1, one place would round most of the figure away.
+        if abs(value) < 1:
+            return f"{_plain(value, 2)}{_TIMES}"
         return f"{_fixed(value, 1 if abs(value) < _MANIFOLD else 0)}{_TIMES}"
     if form == "count":
         return f"{value:,.0f}" if abs(value) < _LONG else _plain(value)

@@ -77,7 +77,8 @@ def _along(block: Curves, along: Scale, edges: tuple[float, float, float], wante
     left, right, bottom = edges
     nodes: list[Node] = [line(left, bottom, right, bottom, "muted")]
     # Between two things that are counted there is none to be labelled.
-    for value in [tick for tick in ticks(along, wanted) if block.x_form != "count" or tick == round(tick)]:
+    whole = block.x_form == "count" or all(p.x == round(p.x) for curve in block.curves for p in curve.points)
+    for value in ticks(along, wanted, whole=whole):
         words = label(value, block.x_form)
         nodes.append(text(along.at(value), bottom + 17, words, anchor="middle", size=SMALL))
     nodes.append(text((left + right) / 2, bottom + 36, block.x_name, anchor="middle", size=SMALL))

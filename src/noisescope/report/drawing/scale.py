@@ -97,11 +97,13 @@ def _step(span: float, wanted: int = 5) -> float:
     return next(power * step for step in _STEPS if power * step >= rough * (1 - 1e-9))
 
 
-def ticks(scale: Scale, wanted: int = 5) -> list[float]:
-    """The values to label."""
+def ticks(scale: Scale, wanted: int = 5, *, whole: bool = False) -> list[float]:
+    """The values to label; only whole ones where there is nothing between them, as between layers."""
     if scale.spacing == "log":
         return _log_ticks(scale, wanted)
     step = _step(scale.high - scale.low, wanted)
+    if whole:
+        step = math.ceil(step)
     first = math.ceil(scale.low / step - 1e-9)
     last = math.floor(scale.high / step + 1e-9)
     return [index * step for index in range(first, last + 1)]

@@ -93,7 +93,7 @@ def run(asked: argparse.Namespace) -> int:
 
     began, todo = time.monotonic(), steps(asked.out)
     _say(
-        "noisescope on SmolLM2-135M-Instruct, a small language model. It takes about 3 minutes on two free cores; what "
+        "noisescope on SmolLM2-135M-Instruct, a small language model. It takes a few minutes on two free cores; what "
         f"is measured is kept in {asked.out}, and a second run goes on from there."
     )
     answers: list[str] = []

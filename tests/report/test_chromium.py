@@ -1,8 +1,12 @@
 """PDF and PNG through an installed browser, and the files of a report."""
 
 import hashlib
+import os
 import re
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +32,19 @@ def test_a_variable_that_names_no_program_is_said_to(monkeypatch, tmp_path):
     monkeypatch.setenv("CHROMIUM", str(tmp_path / "nothing"))
     with pytest.raises(NoBrowserError, match=r"CHROMIUM=.*nothing is no program"):
         find_chromium()
+
+
+def test_where_no_browser_can_be_had_the_tool_for_tests_says_so_and_goes_on(tmp_path):
+    tool = Path(__file__).parents[2] / "tools" / "get_browser.py"
+    for chromium, said in ((sys.executable, ""), ("no-such-browser", "WITHOUT CHROMIUM")):
+        # Nothing is on this path, apt-get neither.
+        asked = {**os.environ, "CHROMIUM": chromium, "PATH": str(tmp_path)}
+        done = subprocess.run([sys.executable, str(tool)], env=asked, capture_output=True, text=True, check=False)
+        assert (
+            (done.returncode, done.stdout) == (0, "")
+            and done.stderr.startswith(said)
+            and bool(done.stderr) == bool(said)
+        )
 
 
 @pytest.mark.parametrize(

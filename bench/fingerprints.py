@@ -195,8 +195,9 @@ class Results:
 
 def run_dtype(results: Results, dtype: str, asked: argparse.Namespace) -> None:
     """All cases of a dtype."""
-    good, model = model_of("smollm2", dtype), model_of("smollm2", dtype)
-    cases = [{"dtype": dtype, **case} for case in cases_of(model, asked.cases, asked.seed)]
+    good, model = model_of("smollm2", asked.good or dtype), model_of("smollm2", dtype)
+    named = dtype if asked.good in (None, dtype) else f"{dtype}, the good system {asked.good}"
+    cases = [{"dtype": named, **case} for case in cases_of(model, asked.cases, asked.seed)]
     left = results.missing(cases)
     library = library_of(good, model, texts(), PRINT_SEED) if left else None
     last = Last(good) if left else None
@@ -220,6 +221,7 @@ def main() -> None:
     asked.add_argument("--opinions", type=int, default=10, help="of them with a second opinion (default: %(default)s)")
     asked.add_argument("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
     asked.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16"])
+    asked.add_argument("--good", help="dtype of the good system, if it is another one")
     asked.add_argument("--out", type=Path, help="a file of results to go on from")
     args = asked.parse_args()
     torch.set_num_threads(1)

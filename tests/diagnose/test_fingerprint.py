@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from noisescope.core.records import Site
-from noisescope.diagnose.fingerprint import FLOOR, Seen, conclude_fingerprint, likeness, pattern, presence
+from noisescope.diagnose.fingerprint import Seen, conclude_fingerprint, likeness, pattern, presence
 from noisescope.diagnose.localization import Opinion
 
 PLACES = [Site(None, "module", "embed"), *(Site(i, "layer", f"layers.{i}") for i in range(4))]
@@ -14,19 +14,19 @@ AGREES = Opinion(2, "linear", "layers.2.up", "It is off.")
 
 
 def concluded(suspect, **seen):
-    whole = {"leaves_band": True, "identical": False, "opinion": AGREES, **seen}
+    whole = {"leaves_band": True, "identical": False, "alike": True, "opinion": AGREES, **seen}
     return conclude_fingerprint(suspect, PRINTS, PLACES, GROUPS, Seen(**whole))
 
 
-def test_a_pattern_is_decades_above_the_floor_behind_an_input_that_never_differs():
-    found = pattern(np.array([[0.0, 0.1], [1.0, FLOOR]]), np.array([1.0, 0.1]))
-    # 0.1 over 1/16 is 1.6; 1 over 0.1/16 is 160; 1/16 over 0.1/16 is 10
-    assert found == pytest.approx(np.array([[0.0, 0.0], [0.0, np.log10(1.6)], [np.log10(160), 1.0]]))
+def test_a_pattern_is_decades_above_what_is_healthy_behind_an_input_that_never_differs():
+    found = pattern(np.array([[0.0, 0.1], [1.0, 0.1]]), np.array([1.0, 0.1]))
+    # half the decades of 1 + 0.1 ** 2, 1 + 10 ** 2 and 1 + 1
+    assert found == pytest.approx(0.5 * np.log10(np.array([[1, 1], [1, 1.01], [101, 2]])))
 
 
 def test_a_token_counts_what_was_off_before_it_in_its_own_prompt_alone():
     found = pattern(np.array([[1.0, 0.0, 0.0]]), np.array([1.0]), np.array([0.0, 0.0, 1.0]))
-    assert found[1] == pytest.approx([np.log10(16), np.log10(16 / np.sqrt(2)), 0.0])
+    assert found[1] == pytest.approx(0.5 * np.log10(np.array([2.0, 1.5, 1.0])))
 
 
 def test_where_two_systems_compute_alike_any_difference_counts_and_none_more_than_another():
@@ -65,7 +65,7 @@ def test_prompts_that_do_not_agree_leave_it_undecided_and_say_what_would_decide(
 
 def test_the_same_to_the_last_bit_and_within_the_band_is_no_fault():
     assert concluded(PRINTS[1], identical=True).verdict == "no fault found"
-    assert concluded(0 * PRINTS[1], leaves_band=False).verdict == "no fault found"
+    assert concluded(PRINTS[1], leaves_band=False, alike=False).verdict == "no fault found"
     within = concluded(PRINTS[1], leaves_band=False)
     assert (within.verdict, within.suspects[0].layer) == ("undecided", 0)
     assert "rounding" in within.would_decide

@@ -68,7 +68,17 @@ def test_a_healthy_system_is_not_accused_in_the_same_nor_in_a_shorter_dtype(llam
     assert (same.verdict, same.suspects) == ("no fault found", ())
     short = copy.deepcopy(llama).to(torch.bfloat16)
     for reference in (llama, captured):
-        assert ns.locate(short, INPUTS, method="fingerprint", reference=reference).verdict != "fault"
+        result = ns.locate(short, INPUTS, method="fingerprint", reference=reference)
+        assert (result.verdict, result.suspects) == ("no fault found", ())
+
+
+@pytest.mark.parametrize(("layer", "kind"), [(0, "saturation"), (1, "gain_drift")])
+def test_a_fault_is_told_from_the_rounding_of_a_shorter_dtype(llama, captured, layer, kind):
+    short = copy.deepcopy(llama).to(torch.bfloat16)
+    for reference in (llama, captured):
+        with ns.inject(short, ns.fault(kind, 0.3), layers=layer, operators="linear", seed=4):
+            result = ns.locate(short, INPUTS, method="fingerprint", reference=reference)
+        assert (result.verdict, result.suspects[0].layer) == ("fault", layer)
 
 
 def test_what_is_no_reference_or_of_other_inputs_is_refused(llama, captured):

@@ -16,8 +16,6 @@ from noisescope.core.records import Site
 from noisescope.diagnose.localization import Evidence, Localization, Opinion, Suspect, Verdict
 
 Floats = npt.NDArray[np.float64]
-# A share of what is healthy; divergences below it are taken to be none.
-FLOOR = 1 / 16
 CONFIDENCE = 0.95
 _DRAWS, _LISTED = 400, 5
 
@@ -26,23 +24,26 @@ _DRAWS, _LISTED = 400, 5
 class Seen:
     """Of the suspect system: whether it leaves the healthy band, whether it is the reference to the last bit.
 
-    `opinion` is what the comparison of activations says, if it says anything. `notes` tell how the patterns were made.
+    `alike` says that both run the same kernels, so that even a difference within the band is odd. `opinion` is what the
+    comparison of activations says, if it says anything. `notes` tell how the patterns were made.
     """
 
     leaves_band: bool
     identical: bool
+    alike: bool
     opinion: Opinion | None = None
     notes: tuple[str, ...] = ()
 
 
 def pattern(divergence: Floats, healthy: Floats, groups: Floats | None = None) -> Floats:
-    """Decades above the floor, [border, entry], with a border in front at which nothing differs: the model's input.
+    """Decades above what is healthy, [border, entry], with a border in front at which nothing differs: the input.
 
-    `divergence` is relative to the size of the values. With `groups`, the prompt of each entry, a token counts what was
-    off at it or before it in its prompt: attention carries all of that to it.
+    A divergence far below what is healthy counts as none; both are relative to the size of the values. With `groups`,
+    the prompt of each entry, a token counts what was off at it or before it in its prompt: attention carries all of
+    that to it.
     """
     whole = divergence if groups is None else _so_far(divergence, groups)
-    return _behind_the_input(np.log10(np.maximum(whole / (FLOOR * healthy[:, None]), 1.0)))
+    return _behind_the_input(0.5 * np.log10(1 + (whole / healthy[:, None]) ** 2))
 
 
 def presence(divergence: Floats, least: float, groups: Floats | None = None) -> Floats:
@@ -87,10 +88,10 @@ def conclude_fingerprint(
     suspect: Floats, prints: Floats, places: Sequence[Site], groups: Floats, seen: Seen, seed: int = 0
 ) -> Localization:
     """The places by how alike their fingerprints are, the verdict, and whether the second opinion agrees."""
-    if seen.identical or not suspect.any():
-        verdict: Verdict = "no fault found" if seen.identical or not seen.leaves_band else "undecided"
-        decides = "" if verdict == "no fault found" else _NOTHING
-        return Localization(verdict, (), "fingerprint", checked=len(places), notes=seen.notes, would_decide=decides)
+    if seen.identical or not (seen.leaves_band or seen.alike):
+        return Localization("no fault found", (), "fingerprint", checked=len(places), notes=seen.notes)
+    if not suspect.any():
+        return Localization("undecided", (), "fingerprint", notes=seen.notes, would_decide=_NOTHING)
     scores = likeness(suspect, prints)
     order = np.argsort(-scores, kind="stable")
     best = int(order[0])
@@ -98,7 +99,7 @@ def conclude_fingerprint(
     confidence = confidence_in(suspect, prints, best, groups, seed)
     opinion = seen.opinion
     is_sure = confidence >= CONFIDENCE or (opinion is not None and opinion.layer == places[best].layer)
-    verdict = "fault" if seen.leaves_band and is_sure else "undecided"
+    verdict: Verdict = "fault" if seen.leaves_band and is_sure else "undecided"
     return Localization(
         verdict,
         tuple(_suspect(places[i], float(scores[i])) for i in order[:_LISTED]),

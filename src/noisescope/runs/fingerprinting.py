@@ -6,6 +6,7 @@ a fault that is in all of its runs hardly shows in what noise adds. Conclusions 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ def locate_by_fingerprint(model: nn.Module, batches: Sequence[Batch], reference:
     reference = reference if isinstance(reference, nn.Module) else _capture(reference)
     library = library_of(reference, model, asked, seed)
     suspect = library.pattern_of(model)
-    seen = _seen(_compared(reference, model, asked), library.good.notes)
+    seen = _seen(_compared(reference, model, asked), library.good)
     return conclude_fingerprint(suspect, library.prints, library.places, library.groups, seen, seed)
 
 
@@ -127,7 +128,8 @@ def _of_model(reference: nn.Module, model: nn.Module, batches: Sequence[Batch]) 
         reference(**inputs_of(reference, few))
 
     answers = answer_of(tapping, run, mask_of(few), values_of(tapping, run, mask_of(few)), name)
-    healthy = {key: _relative(answers[key], trace.values[key]) for key in answers}
+    sizes = {key: float(rows.square().sum(1).mean().sqrt().clamp(min=_LEAST)) for key, rows in trace.values.items()}
+    healthy = {key: _healthy(float(answers[key].double().norm()) / sizes[key], name) for key in answers}
     return _Good(trace, healthy, None, 0.0 if _compute_alike(reference, model) else None, ())
 
 
@@ -140,8 +142,9 @@ def _compute_alike(one: nn.Module, other: nn.Module) -> bool:
     return kinds[0] == kinds[1]
 
 
-def _relative(answer: Tensor, rows: Tensor) -> float:
-    return max(float(answer.double().norm()) / max(float(rows.square().mean(0).sum().sqrt()), _LEAST), 1e-12)
+def _healthy(answer: float, dtype: torch.dtype) -> float:
+    """What carries on from before, and the rounding of the value itself, relative to the size of the values."""
+    return math.hypot(answer, torch.finfo(dtype).eps)
 
 
 def _of_capture(capture: Capture, model: nn.Module, batches: Sequence[Batch]) -> _Good:
@@ -157,7 +160,7 @@ def _of_capture(capture: Capture, model: nn.Module, batches: Sequence[Batch]) ->
         values[key] = sketch.lines.double()
         sizes[key] = size.expand(len(sketch.lines))
         own = answer_to(capture, key, dtype).double().norm() * sketch.count**0.5
-        healthy[key] = max(float(own / size.clamp(min=_LEAST)), torch.finfo(dtype).eps)
+        healthy[key] = _healthy(float(own / size.clamp(min=_LEAST)), dtype)
     lines = next(iter(values.values())).shape[0]
     note = "The reference is a capture: the fingerprints were made by noise on the suspect system itself."
     return _Good(Trace(values, sizes), healthy, combinations(capture.manifest.seed, lines), None, (note,))
@@ -217,7 +220,7 @@ def _compared(reference: nn.Module | Capture, model: nn.Module, batches: Sequenc
     return compare_with(reference, model, batches)
 
 
-def _seen(found: Comparison, notes: tuple[str, ...]) -> Seen:
+def _seen(found: Comparison, good: _Good) -> Seen:
     """What the comparison of activations says: the first operator whose own error leaves the healthy band."""
     compared = [row for row in found.rows if row.figures is not None]
     first = next(iter(found.suspects), found.first_divergent)
@@ -228,4 +231,4 @@ def _seen(found: Comparison, notes: tuple[str, ...]) -> Seen:
         opinion = Opinion(first.layer, first.operator, first.path, words)
     leaves = found.first_divergent is not None
     identical = all(row.contrast.identical for row in compared)
-    return Seen(leaves, identical, opinion, (*notes, found.how))
+    return Seen(leaves, identical, good.least is not None, opinion, (*good.notes, found.how))

@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo browser test test-slow test-ray check bench bench-faults bench-fingerprints
+.PHONY: setup demo browser test test-slow test-ray check bench bench-faults bench-fingerprints bench-precision
 
 setup: $(READY)
 
@@ -72,3 +72,7 @@ bench-faults: $(READY)
 bench-fingerprints: $(READY)
 	@mkdir -p build
 	@$(RUN)/python bench/fingerprints.py --out build/fingerprints.jsonl
+
+# ModelOpt gets an environment of its own in build/precision; what was measured there is not measured again.
+bench-precision: $(READY)
+	@$(RUN)/python bench/precision.py --out docs/precision.md

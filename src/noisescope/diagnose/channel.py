@@ -145,7 +145,9 @@ def _w8a8(worst: ChannelOutliers, steady: int, seldom: int, rules: OutlierRules)
     if not steady and not seldom:
         return Remedy("W8A8", "none needed", f"no channel exceeds {rules.ratio:g} times the median; {seen}")
     if steady >= seldom:
-        why = f"{steady} channels are large all through the text ({seen}): scaling moves them into the weights"
+        why = (
+            f"{steady} channels are large all through the text ({seen}): noisescope smooth scales them into the weights"
+        )
         return Remedy("W8A8", "SmoothQuant", why)
     why = (
         f"{seldom} of {steady + seldom} outliers are large at first tokens or delimiters only ({seen}): a factor per "

@@ -1,0 +1,258 @@
+"""Measures precision maps of one size beside each other: KL to the original, on samples that no map was made from.
+
+Usage: python bench/precision.py [--samples N] [--targets 5,6,7] [--work build/precision] [--out docs/precision.md]
+
+Maps are of int4 (blocks of 32), int8 (by row) and bf16, on SmolLM2-135M-Instruct in float32. ModelOpt works in an
+environment of its own under --work; where that cannot be installed its rows are missing, and the table says so. What
+was measured is kept under --work, so that the same command goes on there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import venv
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+from noisescope.core.codec import key_of
+from noisescope.core.precision import WeightFormat
+from noisescope.inject.weights import rounded
+from noisescope.measure.batches import Settings, prepare
+from noisescope.measure.scoring import clean_run, evaluate
+from noisescope.measure.statistics import difference, mean_interval
+from noisescope.measure.workload import demo_workload
+from noisescope.model.embedded import embedded_folder
+from noisescope.model.linears import linear_groups
+from noisescope.model.load import load
+from noisescope.prescribe.allocation import exact, greedy, spread
+from noisescope.prescribe.applying import rounded_weights
+from noisescope.runs.precision import METRIC, Halves, options_of
+from noisescope.sweep.evaluating import evaluating, without_cache
+from noisescope.sweep.weight_screening import screen_weights
+
+FORMATS = tuple(map(WeightFormat.of, ("int4", "int8", "bf16")))
+FINER = tuple(map(WeightFormat.of, ("int4", "int5", "int6", "int8", "bf16")))
+# One format for all weights, of exactly these averages with its scales.
+UNIFORM = {5.0: "int4:16", 6.0: "int5:16", 7.0: "int6:16"}
+OURS = "exact map"
+MODELOPT, PINNED = "nvidia-modelopt", "nvidia-modelopt==0.47.0"
+BEGIN, END = "<!-- measured by make bench-precision -->", "<!-- end of what was measured -->"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The model with its samples, and a folder for what was found."""
+
+    samples_asked: int
+    work: Path
+
+    @cached_property
+    def loaded(self):
+        return load("demo")
+
+    @cached_property
+    def halves(self):
+        model = self.loaded.model
+        workload = demo_workload("texts", limit=self.samples_asked)
+        return Halves.of(prepare(workload, self.loaded.tokenizer, METRIC, Settings.of(model)))
+
+    @cached_property
+    def groups(self):
+        return linear_groups(self.loaded.model).groups
+
+    @cached_property
+    def weights(self):
+        return sum(group.weights for group in self.groups)
+
+    @cached_property
+    def predicted(self):
+        """Harm and its error by path and format, predicted from the first half."""
+        path = self.work / f"predicted-{key_of((self.halves.samples.key, FINER))}.json"
+        if not path.exists():
+            path.write_text(json.dumps(self._predict()))
+        return {tuple(name.split(" ")): tuple(both) for name, both in json.loads(path.read_text()).items()}
+
+    def _predict(self):
+        model = self.loaded.model
+        modules = {one.path: model.get_submodule(one.path) for group in self.groups for one in group.linears}
+        roundings = {form.name: partial(rounded, form=form) for form in FINER}
+        say("predicting")
+        found = screen_weights(model, self.halves.inputs(model), modules, roundings, draws=2)
+        return {" ".join(name): (one.harm, one.error) for name, one in found.predictions.items()}
+
+    @cached_property
+    def clean(self):
+        return clean_run(self.loaded.model, self.halves.samples, self.halves.middle)
+
+    def kl(self, formats):
+        """KL of each sample of the second half, with these formats by path."""
+        path = self.work / f"kl-{key_of((self.halves.samples.key, tuple(sorted(formats.items()))))}.json"
+        if not path.exists():
+            model = self.loaded.model
+            with evaluating(model), without_cache(model), rounded_weights(model, {}):
+                clean = self.clean
+                with rounded_weights(model, formats):
+                    values = evaluate(model, self.halves.samples, self.halves.middle, clean=clean).values
+            path.write_text(json.dumps(values))
+        return json.loads(path.read_text())
+
+    def tables(self, formats=FORMATS):
+        """What each group could get, at the predicted harm."""
+        return [options_of(group, formats, self.predicted) for group in self.groups]
+
+    def by_path(self, tables, chosen):
+        """Formats by path of a choice."""
+        return {
+            one.path: table[index].format
+            for group, table, index in zip(self.groups, tables, chosen, strict=True)
+            for one in group.linears
+        }
+
+    def average(self, formats):
+        """Bits per weight with scales."""
+        bits = sum(
+            WeightFormat.of(formats[one.path]).size(one.rows, one.columns) for g in self.groups for one in g.linears
+        )
+        return bits / self.weights
+
+
+def say(text):
+    """Progress, with the time of day."""
+    """A line of progress, with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def own_maps(bench, target):
+    """Maps of noisescope and the blind ones, by name."""
+    budget = int(target * bench.weights)
+    tables, finer = bench.tables(), bench.tables(FINER)
+    maps = {
+        OURS: bench.by_path(tables, exact(tables, budget)),
+        "greedy pass over the same predictions": bench.by_path(tables, greedy(tables, budget)),
+        "evenly mixed, blind": bench.by_path(tables, spread(tables, budget)),
+    }
+    if target in UNIFORM:
+        maps[f"uniform {UNIFORM[target]}"] = dict.fromkeys(maps[OURS], UNIFORM[target])
+    return maps | {"exact map with int5 and int6": bench.by_path(finer, exact(finer, budget))}
+
+
+def modelopt_python(work):
+    """Python of an environment with ModelOpt, made if need be; None where it cannot be."""
+    home = work / "modelopt-env"
+    python = home / "bin" / "python"
+    if not python.exists():
+        say("making an environment for ModelOpt")
+        venv.create(home, with_pip=True)
+    said = subprocess.run([python, "-c", "import modelopt.torch.quantization"], capture_output=True, check=False)
+    if said.returncode == 0:
+        return python
+    constraints = str(Path(__file__).parents[1] / "constraints.txt")
+    pip = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints]
+    # torch first and alone: what comes after is then satisfied by it. ModelOpt does not name requests, which it needs.
+    for packages in (["torch"], [PINNED, "transformers", "requests"]):
+        if subprocess.run([*pip, *packages], check=False).returncode:
+            say(f"ModelOpt CANNOT BE INSTALLED ({' '.join(packages)}): its rows will be missing")
+            return None
+    return python
+
+
+def modelopt_answer(bench, targets):
+    """What ModelOpt scored and chose, from the first half; None where it could not be asked."""
+    model = bench.loaded.model
+    inputs = [{name: x.tolist() for name, x in batch.items()} for batch in bench.halves.inputs(model)]
+    paths = [one.path for group in bench.groups for one in group.linears]
+    sizes = {form.name: bench.average(dict.fromkeys(paths, form.name)) for form in FORMATS[:2]}
+    asked = {"model": str(embedded_folder("demo")), "batches": inputs, "targets": targets, "sizes": sizes}
+    path = bench.work / f"modelopt-{key_of(json.dumps(asked))}.json"
+    if not path.exists():
+        python = modelopt_python(bench.work)
+        if python is None:
+            return None
+        say("asking ModelOpt")
+        question = path.with_suffix(".asked.json")
+        question.write_text(json.dumps(asked))
+        environment = {**os.environ, "PYTHONPATH": "", "TORCHDYNAMO_DISABLE": "1"}
+        script = Path(__file__).with_name("modelopt_map.py")
+        done = subprocess.run([python, script, question, path], env=environment, stdout=sys.stderr, check=False)
+        if done.returncode:
+            say(f"ModelOpt FAILED with status {done.returncode}: its rows will be missing")
+            return None
+    return json.loads(path.read_text())["maps"]
+
+
+def modelopt_maps(bench, rows, target):
+    """Its own map, and the exact choice by its scores, within the same budget."""
+    names = {4: "int4", 8: "int8", 16: "bf16"}
+    inside = {one.path for group in bench.groups for one in group.linears}
+    rows = [row for row in rows if inside.issuperset(row["modules"])]
+    own = {module: names[int(row["bits"][row["taken"]])] for row in rows for module in row["modules"]}
+    scores = {}
+    for row in rows:
+        for bits, score in zip(row["bits"], row["scores"], strict=True):
+            for module in row["modules"]:
+                scores[module, names[int(bits)]] = (score / len(row["modules"]), 0.0)
+    tables = [options_of(group, FORMATS, scores) for group in bench.groups]
+    chosen = exact(tables, int(target * bench.weights))
+    return {
+        "ModelOpt auto_quantize, gradient": own,
+        "exact choice by ModelOpt's scores": bench.by_path(tables, chosen),
+    }
+
+
+def rows_of(bench, target, maps):
+    """A line of the table for each map; differences are paired by sample."""
+    best = bench.kl(maps[OURS])
+    for name, formats in maps.items():
+        say(f"{target:g} bits: {name}")
+        values = bench.kl(formats)
+        kl, above = mean_interval(values), difference(values, best)
+        more = "" if name == OURS else f"{above.estimate:+.4f} [{above.low:+.4f}, {above.high:+.4f}]"
+        yield (
+            f"| {target:g} | {name} | {bench.average(formats):.3f} | {kl.estimate:.4f} [{kl.low:.4f}, {kl.high:.4f}] "
+            f"| {more} |"
+        )
+
+
+def table(bench, targets):
+    """The whole table in Markdown."""
+    answer = modelopt_answer(bench, targets)
+    lines = ["| target | map | bits | KL, nats per token | more than the exact map |", "|---|---|---|---|---|"]
+    for target in targets:
+        maps = own_maps(bench, target)
+        if answer is not None:
+            maps |= modelopt_maps(bench, answer[str(target)], target)
+        lines += rows_of(bench, target, maps)
+    halves = bench.halves
+    lines += [
+        "",
+        f"95 % intervals of a bootstrap over {len(halves.samples) - halves.middle} texts that no map was made from; "
+        f"the maps were made from {halves.middle} others. Differences are paired by text.",
+    ]
+    return "\n".join(lines if answer is not None else [*lines, "", "ModelOpt could not be installed: no rows of it."])
+
+
+def main():
+    """Measure, print, and write into the page where that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--targets", default="5,6,7")
+    parser.add_argument("--work", type=Path, default=Path("build/precision"))
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    asked.work.mkdir(parents=True, exist_ok=True)
+    text = table(Bench(asked.samples, asked.work), [float(part) for part in asked.targets.split(",")])
+    print(text)
+    if asked.out is not None:
+        page = asked.out.read_text()
+        before, after = page.split(BEGIN)[0], page.split(END)[1]
+        asked.out.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -50,7 +50,7 @@ $(VERL)/.ready: pyproject.toml constraints-verl.txt
 .PHONY: test-verl
 test-verl: $(VERL)/.ready
 	@$(VERL)/bin/python -m pytest -m verl tests/verl_runs
-	@$(VERL)/bin/python -m pytest tests/inject tests/integrations tests/verl tests/model
+	@$(VERL)/bin/python -m pytest tests/integrations tests/verl/test_actor.py tests/inject/test_norm_weights.py tests/model/test_layout.py
 
 check: browser
 	$(RUN)/ruff format --check

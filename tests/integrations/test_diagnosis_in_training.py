@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from noisescope.runs.checkups import Checkups
 from noisescope.runs.diagnosing import Wanted
 
 STEPS = 4
+# transformers gave it another name in 5.20.
+CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in inspect.signature(TrainingArguments).parameters
+)
 TEXTS = ["a cat sat on a mat", "noise tells where it hurts", "three times four is twelve", "so it goes"]
 
 
@@ -88,7 +95,7 @@ def weights(trainer: Trainer) -> list[Tensor]:
 HOW = {
     "plain": {},
     "accumulated": {"gradient_accumulation_steps": 2},
-    "checkpointed": {"activation_checkpointing": True},
+    "checkpointed": {CHECKPOINTING: True},
     "autocast": {"bf16": True},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,19 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import cases
+import noisescope as ns
 from noisescope.core.errors import BadInputError, NeverFiredError, NoEffectError
 from noisescope.inject.schedule import PRESETS
 from noisescope.integrations.transformers import NoiseCallback
+from noisescope.prescribe.noise_training import adaptive_factors, layer_degradation
 
 STEPS = 4
+# transformers gave it another name in 5.20.
+CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in inspect.signature(TrainingArguments).parameters
+)
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -170,7 +179,7 @@ def test_micro_batches_of_one_step_share_the_scale_and_not_the_noise(tmp_path):
 def test_gradient_checkpointing_meets_the_same_noise_again(tmp_path, reentrant):
     plan = {"schedule": 0.1, "norms": 0.05, "gradient_every": 0}
     plain = weights(trained(tmp_path, NoiseCallback(**plan)))
-    more = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    more = {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": reentrant}}
     checkpointed = weights(trained(tmp_path, NoiseCallback(**plan), **more))
     for a, b in zip(plain, checkpointed, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
@@ -227,6 +236,40 @@ def test_measuring_the_gradient_changes_nothing_of_the_training(tmp_path):
     assert [[row[n] for n in names] for row in steps_of(often)] == [[row[n] for n in names] for row in steps_of(never)]
     assert all(0.5 < row["noise_gradient_ratio"] < 2 for row in steps_of(often))
     assert "noise_gradient_ratio" not in steps_of(never)[0]
+
+
+class Logger(TrainerCallback):
+    """What a logger such as TensorBoard's is given, when it is given it."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        self.seen.append(dict(logs))
+
+
+def test_the_loggers_of_the_trainer_get_the_figures(tmp_path):
+    trainer, logger = trainer_of(tmp_path), Logger()
+    trainer.add_callback(logger)
+    NoiseCallback("decay", norms=0.02, gradient_every=1).attach(trainer)
+    trainer.train()
+    names = {"scale", "injections", "realised_forward", "realised_backward", "norm_scale", "realised_norms"}
+    expected = {f"noise_{name}" for name in (*names, "gradient_ratio")}
+    rows = [row for row in logger.seen if "loss" in row]
+    assert len(rows) == STEPS and all(expected <= set(row) for row in rows)
+
+
+def test_a_diagnosis_gives_the_layers_their_scales(tmp_path):
+    model = cases.make("llama")
+    batch = {"input_ids": torch.cat([Rows(8).ids] * 2)}
+    found = ns.diagnose(model, [batch], mode="layer", window_size=1, seeds=1, scale=0.5, exhaustive=True)
+    costs = layer_degradation(found.windows)
+    factors = adaptive_factors(costs, layers=2)
+    assert set(costs) == {0, 1} and all(cost is not None for cost in costs.values())
+    callback = NoiseCallback(0.1, factors=factors, operators="linear", phases="forward")
+    trained(tmp_path, callback, model=model, logging_strategy="no")
+    for site, landed in callback.noise.stats.by_site().items():
+        assert landed.relative == pytest.approx(0.1 * factors.get(site.layer, 1.0), rel=0.2)
 
 
 def test_the_gradient_ratio_is_that_of_the_norms(tmp_path):

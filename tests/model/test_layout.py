@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -154,3 +156,28 @@ def test_a_sample_batch_fits_the_vocabulary() -> None:
     assert int(ids.max()) < SMALL["vocab_size"]
     with pytest.raises(BadInputError, match="vocab_size"):
         sample_batch(nn.Linear(2, 2))
+
+
+class Sharded(Tensor):
+    """Stands for a weight of which no process holds the whole: it can be described, and not computed with."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("__get__", "dim", "numel"):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise RuntimeError("a sharded weight was computed with")
+
+
+@pytest.mark.parametrize("kind", ["sharded", "meta"])
+def test_norms_are_told_by_their_formula_where_their_weights_are_not_at_hand(kind: str) -> None:
+    model = make("llama")
+    expected = layout_of(model).written_out
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None and kind == "sharded":
+                module._parameters[name] = weight.detach().as_subclass(Sharded)
+            elif weight is not None:
+                module._parameters[name] = nn.Parameter(weight.to("meta"))
+    held = dict(model.named_parameters())
+    assert layout_of(model).written_out == expected and len(expected) == 5
+    assert all(weight is held[name] for name, weight in model.named_parameters())

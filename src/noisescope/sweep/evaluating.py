@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from noisescope.measure.calling import declares, device_of
+from noisescope.measure.calling import declares
 from noisescope.measure.head import is_compiled
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -81,10 +81,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     weights = list(model.parameters())
     kept = [(weight.grad, weight.requires_grad) for weight in weights]
     plain, arrays = random.getstate(), np.random.get_state()
-    device = device_of(model)
-    accelerators = [] if device.type == "cpu" else [device]
+    devices = {weight.device for weight in weights if weight.device.type != "cpu"}
+    kind = next((device.type for device in devices), "cuda")
     try:
-        with torch.random.fork_rng(accelerators, device_type="cuda" if device.type == "cpu" else device.type):
+        with torch.random.fork_rng(list(devices), device_type=kind):
             for weight in weights:
                 weight.grad = None
             yield

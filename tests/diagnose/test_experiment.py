@@ -124,6 +124,16 @@ def test_adaptive_scales_are_judged_both_ways_and_their_strength_is_told():
     assert "5.000%" in better.notes[-1]
 
 
+def test_scales_that_do_not_have_the_same_mean_are_not_compared():
+    """Less noise is easier to stand: who got less of it would seem to be better."""
+    figures = {NONE: (0.8, 0.5), UNIFORM: (0.8, 0.6), ADAPTIVE: (0.8, 0.8)}
+    arms = {name: arm(name, *figures[name]) for name in figures}
+    weaker = tuple(replace(one, by_layer=((0, 0.04), (1, 0.05))) for one in arms[ADAPTIVE].trained)
+    arms[ADAPTIVE] = replace(arms[ADAPTIVE], trained=weaker)
+    found = conclude_world(World(), arms, CLAIMS["adaptive"], 0.05)
+    assert verdicts(found) == ["undecided"] * 2 and "not the same: 4.500%" in found.claims[0].why
+
+
 def test_less_is_better_for_a_likelihood():
     """A negative log-likelihood that doubles keeps half."""
     world = World(task=Task("texts", "nll"))

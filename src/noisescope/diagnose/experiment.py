@@ -36,6 +36,8 @@ from noisescope.measure.statistics import FloatArray, Interval, mean_interval
 ALPHA, AT = 0.05, 0.05
 # Below twice what guessing gets right, nothing was learned that noise could cost.
 _LEARNED = 2.0
+# Two arms have the same mean noise if what was realised is as near as this.
+_SAME = 0.05
 Verdict = Literal["verified", "falsified", "undecided"]
 K = TypeVar("K", str, int)
 
@@ -215,7 +217,7 @@ def conclude_world(
 ) -> WorldResult:
     """Scores of all arms of a world, and a verdict on every claim about two of them."""
     arms = tuple(_arm(name, one, world) for name, one in evaluated.items())
-    why = _too_little(evaluated[NONE], world, guessed)
+    why = _too_little(evaluated[NONE], world, guessed) or _uneven(arms)
     judged = tuple(_judge(claim, evaluated, world, why) for claim in claims)
     return WorldResult(world, arms, judged, _notes(arms))
 
@@ -343,6 +345,22 @@ def _notes(arms: Sequence[ArmResult]) -> tuple[str, ...]:
 
 
 def _strengths(adaptive: ArmResult, uniform: ArmResult) -> str:
-    """Whether the two arms really had the same mean noise in their layers."""
-    one, other = (float(np.mean([value for _, value in arm.by_layer])) for arm in (adaptive, uniform))
+    one, other = _realised(adaptive), _realised(uniform)
     return f"Mean noise realised in the layers: {one:.3%} with adaptive scales, {other:.3%} with one scale."
+
+
+def _realised(arm: ArmResult) -> float:
+    return float(np.mean([value for _, value in arm.by_layer]))
+
+
+def _uneven(arms: Sequence[ArmResult]) -> str:
+    """That two arms which should have had the same mean noise did not; nothing where they did."""
+    named = {arm.name: arm for arm in arms}
+    if ADAPTIVE not in named or UNIFORM not in named:
+        return ""
+    one, other = _realised(named[ADAPTIVE]), _realised(named[UNIFORM])
+    if abs(one - other) <= _SAME * other:
+        return ""
+    return (
+        f"the mean noise of the two arms was not the same: {one:.3%} with adaptive scales, {other:.3%} with one scale"
+    )

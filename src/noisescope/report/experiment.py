@@ -169,9 +169,9 @@ def _claims(world: WorldResult) -> Table:
         Column("verdict", "severity"),
         Column("difference", "figure", "percent"),
         Column("limit"),
-        Column("p that it holds", "figure"),
-        Column("p that it does not", "figure"),
-        Column("p of any difference", "figure"),
+        Column("p holds", "figure"),
+        Column("p fails", "figure"),
+        Column("p differs", "figure"),
     )
     rows = tuple(
         Row(
@@ -186,8 +186,8 @@ def _claims(world: WorldResult) -> Table:
         for one in world.claims
     )
     caption = (
-        "Differences are points of what is kept, or of the score. A claim is verified where the first p is below 0.05, "
-        "falsified where the second is. "
+        "Differences are points of what is kept, or of the score. A claim is verified where the p-value of its holding "
+        "is below 0.05, falsified where that of its failing is; the last says whether the arms differ at all. "
     )
     why = next((one.why for one in world.claims if one.why), "")
     return Table("Claims", columns, rows, f"{caption}{f'Nothing is judged: {why}.' if why else ''}")

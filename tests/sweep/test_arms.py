@@ -52,6 +52,20 @@ def test_a_training_that_ends_early_leaves_no_arm(tmp_path, monkeypatch):
     assert (trained_arm(LAB, arm, tmp_path) / NOTE).is_file()
 
 
+def test_two_that_train_one_arm_at_a_time_leave_one(tmp_path, monkeypatch):
+    """As when a worker of a killed run is still at it."""
+    arm, true = Arm(NONE, World(), 0), arms.train
+
+    def slower(*given):
+        monkeypatch.setattr(arms, "train", true)
+        trained_arm(LAB, arm, tmp_path)
+        return true(*given)
+
+    monkeypatch.setattr(arms, "train", slower)
+    folder = trained_arm(LAB, arm, tmp_path)
+    assert [one.name for one in folder.parent.iterdir()] == [folder.name] and note_of(folder).losses
+
+
 def test_equal_arms_are_equal_models_and_others_have_folders_of_their_own(tmp_path):
     marks = {LAB.mark(Arm(name, World(), seed)) for name in (NONE, BOTH, FORWARD) for seed in (0, 1)}
     assert len(marks) == 6

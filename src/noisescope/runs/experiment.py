@@ -6,6 +6,7 @@ follows from the scores is concluded in `noisescope.diagnose.experiment`.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -188,7 +189,7 @@ def _each(job: Callable[[Arm], tuple[Any, ...]], arms: Sequence[Arm], workers: i
             trained_arm(*job(arm))
             yield
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_hear_no_interrupt) as pool:
         waiting = [pool.submit(trained_arm, *job(arm)) for arm in arms]
         try:
             for done in as_completed(waiting):
@@ -196,6 +197,11 @@ def _each(job: Callable[[Arm], tuple[Any, ...]], arms: Sequence[Arm], workers: i
                 yield
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _hear_no_interrupt() -> None:
+    """Ctrl-C reaches every process of a terminal; ending the workers is the driver's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _pretest(desk: _Desk, state: str, arm: Arm) -> tuple[Disturbed, ...]:

@@ -156,6 +156,9 @@ def _keep(loaded: Loaded, trained: Trained, folder: Path) -> None:
         (part / NOTE).write_text(encode(trained), encoding="utf-8")
         part.rename(folder)
     except OSError as problem:
+        # A worker that outlived a killed run may have finished the same arm meanwhile.
+        if (folder / NOTE).is_file():
+            return
         raise BadInputError(f"{folder}: cannot be written ({problem.strerror}); choose another folder.") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+from typing import Any
 
 import pytest
 
 from noisescope.core.errors import BadInputError
 from noisescope.core.precision import Group, Linear, Option
+from noisescope.prescribe import allocation
 from noisescope.prescribe.allocation import by_thresholds, exact, greedy, shortfall, spread
 
 Tables = list[tuple[Option, ...]]
@@ -63,6 +66,22 @@ def test_harms_of_very_different_sizes_are_all_seen() -> None:
     found = [*tables(3, unit=1e-9), (Option("int4", 400, 50.0), Option("int8", 800, 1e-11))]
     for budget in range(bits(found, [0] * 8) + 400, bits(found, [1] * 8), 3001):
         assert harm(found, exact(found, budget)) == pytest.approx(best(found, budget), rel=1e-9)
+
+
+def test_what_the_solver_says_below_python_is_no_result(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    solve = allocation.milp
+
+    def talking(*given: Any, **more: Any) -> Any:
+        os.write(1, b"HighsMipSolverData\n")
+        return solve(*given, **more)
+
+    monkeypatch.setattr(allocation, "milp", talking)
+    found = tables(0)
+    assert exact(found, sum(table[1].bits for table in found))
+    os.write(1, b"and after\n")
+    assert capfd.readouterr().out == "and after\n"
 
 
 def test_greedy_can_be_beaten() -> None:

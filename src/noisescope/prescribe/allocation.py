@@ -6,8 +6,11 @@ Pure arithmetic on tables of options: it knows no model, and predicts nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -56,13 +59,14 @@ def _solve(
     rows = np.array([row for row, _ in cells])
     one_each = csr_matrix((np.ones(len(cells)), (rows, np.arange(len(cells)))), shape=(len(tables), len(cells)))
     size = np.array([[tables[row][index].bits // unit for row, index in cells]], dtype=float)
-    found = milp(
-        cost,
-        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(size, ub=room)],
-        integrality=np.ones(len(cells), dtype=np.int64),
-        bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 0.0},
-    )
+    with _silent_library():
+        found = milp(
+            cost,
+            constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(size, ub=room)],
+            integrality=np.ones(len(cells), dtype=np.int64),
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": 0.0},
+        )
     if found.x is None:
         raise BadInputError(f"no choice of formats was found: {found.message}")
     chosen = [0] * len(tables)
@@ -70,6 +74,24 @@ def _solve(
         if taken > 0.5:
             chosen[row] = index
     return chosen
+
+
+@contextmanager
+def _silent_library() -> Iterator[None]:
+    """HiGHS now and then writes a line to stdout from below Python, whatever it is told; only results belong there."""
+    try:
+        own = os.dup(1)
+    except OSError:
+        # Nothing is open there that a line could get into.
+        yield
+        return
+    try:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        yield
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
 
 
 def _harm(tables: Sequence[Options], chosen: Sequence[int]) -> float:

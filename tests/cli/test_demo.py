@@ -39,7 +39,10 @@ def test_what_is_fragile_is_said_by_level(tmp_path: Path) -> None:
     worst = found.diagnosis().operators[0]
     assert operators.startswith(f"Operators: noise of 5 % in {worst.operator} costs ")
     assert layers.startswith("Layers: layers ") and "avalanche point" in layers
-    assert channels.startswith("Channels: ") and "times as large as the median" in channels
+    assert channels.startswith("Channels: ") and channels.endswith("They make low-bit formats lossy.")
+    assert "times as large as the median" in channels
+    *_, calm = demo._fragile(kept(tmp_path / "calm", "diagnosis", found.healthy()))
+    assert calm.startswith("Channels: 0 channels of ") and "lossy" not in calm
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_what_a_map_costs_is_said_beside_what_one_format_costs(tmp_path: Path) -
     )
     record = PrecisionMap(6.0, "exact", (Choice(group, "int4", options),), 9, 2, measured=measured, samples=12)
     (line,) = demo._cheap(kept(tmp_path, "precision", record))
-    assert "0.200 nats of KL per token (95 % interval 0.100 to 0.300, 12 texts)" in line
+    assert "0.200 nats of KL per token, 0 being no change (95 % interval 0.100 to 0.300, 12 texts)" in line
     assert line.endswith("int4 everywhere (4.50 bits) costs 0.400.")
     assert list(demo._cheap(kept(tmp_path / "other", "precision", replace(record, measured=())))) == []
 
@@ -94,7 +97,7 @@ def test_the_demo_runs_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["demo", "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "Fault: linear of layer 10 was found at rank 1 among" in said and "nothing else was accused" in said
-    assert "The three things to do first" in said and str((out / "report.html").resolve()) in said
+    assert "What to do first" in said and str((out / "report.html").resolve()) in said
     assert "Operators: noise of 5 % in linear costs " in said
     for line in said.splitlines():
         if line.startswith("  $ noisescope "):

@@ -134,7 +134,7 @@ def _close(answers: Iterable[str], out: Path, page: Path, seconds: float) -> Non
     sys.stdout.write(f"\nDone in {duration(seconds)}. What was found\n")
     for line in answers:
         _say(line, first="  - ", then="    ")
-    sys.stdout.write("\nThe three things to do first\n")
+    sys.stdout.write("\nWhat to do first\n")
     for number, action in enumerate(view_of(Store(out)).actions[:3], 1):
         _say(f"{action.action} ({action.severity.word}: {action.component})", first=f"  {number}. ", then="     ")
     sys.stdout.write(
@@ -143,6 +143,7 @@ def _close(answers: Iterable[str], out: Path, page: Path, seconds: float) -> Non
         "\nThe same for a model of your own\n"
         "  noisescope diagnose MODEL --data questions.jsonl --out runs/mine\n"
         "  noisescope locate MODEL --out runs/mine\n"
+        "  noisescope bits runs/mine --target-avg-bits 6\n"
     )
 
 
@@ -176,10 +177,11 @@ def _fragile(store: Store) -> Iterable[str]:
         yield f"Layers: {worst.name} are the most sensitive and cost {harm} ({worst.verdict.name}); {points}."
     if found.channels is not None and found.channels.layers:
         peak = max(found.channels.layers, key=lambda one: one.max_ratio)
+        outliers = sum(one.outliers for one in found.channels.layers)
         yield (
-            f"Channels: {many(sum(one.outliers for one in found.channels.layers), 'channel')} of "
-            f"{sum(one.channels for one in found.channels.layers):,} are more than 10 times as large as the median "
-            f"one, in layer {peak.layer} up to {peak.max_ratio:,.0f} times. They make low-bit formats lossy."
+            f"Channels: {many(outliers, 'channel')} of {sum(one.channels for one in found.channels.layers):,} "
+            f"{'is' if outliers == 1 else 'are'} more than 10 times as large as the median one, in layer {peak.layer} "
+            f"up to {peak.max_ratio:,.0f} times." + (" They make low-bit formats lossy." if outliers else "")
         )
 
 
@@ -201,8 +203,8 @@ def _cheap(store: Store) -> Iterable[str]:
     )
     yield (
         f"Precision: a map of {number(own.average_bits)} bits per weight on average moves the answers by "
-        f"{number(own.estimate)} nats of KL per token (95 % interval {number(own.low)} to {number(own.high)}, "
-        f"{found.samples} texts); {beside}."
+        f"{number(own.estimate)} nats of KL per token, 0 being no change (95 % interval {number(own.low)} to "
+        f"{number(own.high)}, {found.samples} texts); {beside}."
     )
 
 

@@ -59,8 +59,9 @@ check: browser
 	$(RUN)/lint-imports
 	$(RUN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --cov --cov-report=term
 
+# `make bench PARTS="growth"` measures one part anew and keeps the others as the page has them.
 bench: $(READY)
-	@$(RUN)/python bench/cost.py
+	@$(RUN)/python bench/page.py $(PARTS)
 
 # Goes on where an earlier call ended; `make bench-faults CASES=100` is a first look.
 CASES ?= 2000

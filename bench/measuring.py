@@ -10,8 +10,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def ratios(seconds: Seconds) -> Seconds:
     return {name: [value / one for value, one in zip(values, base, strict=True)] for name, values in seconds.items()}
 
 
-def table(seconds: Seconds, to: str = "clean", remarks: Mapping[str, str] | None = None) -> list[str]:
+def table(seconds: Seconds, to: str = "clean") -> list[str]:
     """Markdown rows: the median of the per-round ratios to the first variant, with its quartiles and the rounds."""
     lines = [f"| variant | ratio to {to} | quartiles | CPU time | rounds |", "|---|---|---|---|---|"]
     for name, found in ratios(seconds).items():
@@ -63,7 +63,7 @@ def table(seconds: Seconds, to: str = "clean", remarks: Mapping[str, str] | None
         digits = 3 if middle < 10 else 1
         took = said(statistics.median(seconds[name]))
         lines.append(f"| {name} | {middle:.{digits}f} | {low:.{digits}f} - {high:.{digits}f} | {took} | {len(found)} |")
-    return [*lines, *(f"| {name} | {why} | | | |" for name, why in (remarks or {}).items())]
+    return lines
 
 
 def said(seconds: float) -> str:
@@ -103,18 +103,15 @@ def machine() -> str:
     return f"torch {torch.__version__}, transformers {transformers.__version__}, {name}"
 
 
-@contextmanager
-def part(doc: str | None, rounds: int) -> Iterator[tuple[argparse.Namespace, list[str]]]:
-    """The options that every part of the page has, and the lines that it fills."""
+def present(doc: str | None, rounds: int, fill: Callable[[int], list[str]]) -> None:
+    """Run a part of the page from the command line: print what it measures in so many rounds, and keep it if asked."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=rounds, help="at least 5 (default: %(default)s)")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    lines: list[str] = []
-    yield asked, lines
-    text = "\n".join(lines) + "\n"
+    text = "\n".join(fill(asked.rounds)) + "\n"
     print(text)
     if asked.out:
         asked.out.parent.mkdir(parents=True, exist_ok=True)

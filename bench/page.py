@@ -1,0 +1,112 @@
+"""Writes docs/benchmarks.md: runs the parts that are asked for and keeps the others as the page has them.
+
+Usage: python bench/page.py [PART ...] [--out FILE]
+
+Each part is a script of this folder that can be run by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from measuring import machine
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+# The heading of each part and what has to be known to read it.
+PARTS = {
+    "cost": (
+        "What injection costs",
+        "Qwen2 with 8 layers, width 256, vocabulary 4096, batch 4 x 128, float32, unfused attention, relative "
+        "Gaussian noise of 5 %. Beside it: products rebound in torch to functions that add `randn_like` noise, as "
+        "the verl fork does it; the limit that one `randn_like` and one `addcmul` for each product set; and two "
+        "injectors for torch with that same noise, because neither has a relative one. They reach the outputs of "
+        '57 linear layers and not the 16 products inside attention. "clean again" is the clean model against '
+        "itself: what differs from 1 there is the noise of the measurement.",
+    ),
+    "diagnosis_cost": (
+        "What a diagnosis costs",
+        "In evaluations of the clean model on all samples. Qwen2 with 16 layers, width 128, 16 rows of 64 tokens, "
+        "noise of 5 %. A quantizer's search answers another question, which bits each layer gets, by the same "
+        "kind of measuring. `bench/sweep.py` measures the sweep on a real model, reading by reading.",
+    ),
+    "hessian_cost": (
+        "Hessian traces",
+        "The trace in every one of 12 layers of width 128 with 4 probes. Layer by layer, a probe is "
+        "differentiated once for each of them; here once for all, because the signs of two layers are "
+        "independent.",
+    ),
+    "growth": (
+        "Time and memory, by layers and by samples",
+        "The default diagnosis of Qwen2 of width 64, each in a process of its own that has torch imported. By "
+        "layers with 8 samples of 32 tokens, by samples with 4 layers.",
+    ),
+}
+_HEAD = """# Benchmarks
+
+Written by `make bench`; `make bench PARTS="cost growth"` measures some parts anew. Ratios are of CPU time of one
+thread, measured in one process, the variants in turns in an order that rotates; the figure is the median over the
+rounds of the ratio within a round. Models have random weights, which cost what trained ones cost. Every part says when
+and on what it was measured. What is skipped says why.
+
+How often faults are found, beside the classical probes: `make bench-faults`. What injection costs on a GPU:
+[benchmarks on a GPU](benchmarks-gpu.md). How the work is shared among many workers: [scale](scale.md)."""
+
+
+def held(page: str) -> dict[str, str]:
+    """The parts of a page by name."""
+    pieces = re.split(r"<!-- part: (\w+) -->\n", page)
+    return dict(zip(pieces[1::2], (text.strip() for text in pieces[2::2]), strict=True))
+
+
+def made(name: str) -> str:
+    """A part, measured now."""
+    heading, about = PARTS[name]
+    print(heading, file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        out, start = Path(folder) / "part.md", time.monotonic()
+        subprocess.run([sys.executable, HERE / f"{name}.py", "--out", out], check=True, stdout=subprocess.DEVNULL)
+        minutes = (time.monotonic() - start) / 60
+        when = datetime.now(UTC).strftime("%Y-%m-%d")
+        measured = f"Measured {when} by `python bench/{name}.py` in {minutes:.0f} min, {machine()}."
+        texts = (
+            f"## {heading}",
+            textwrap.fill(about, 118),
+            textwrap.fill(measured, 118),
+            out.read_text("utf-8").strip(),
+        )
+        return "\n\n".join(texts)
+
+
+def write(page: Path, parts: Sequence[str]) -> None:
+    """Measure parts one by one; the page is whole after each."""
+    for name in parts:
+        known = held(page.read_text(encoding="utf-8")) if page.exists() else {}
+        known[name] = made(name)
+        pieces = [f"<!-- part: {one} -->\n{known[one]}" for one in PARTS if one in known]
+        page.write_text("\n\n".join([_HEAD, *pieces]) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--out", type=Path, default=PAGE)
+    asked = parser.parse_args()
+    for name in asked.parts:
+        if name not in PARTS:
+            parser.error(f"no part {name}; there are {', '.join(PARTS)}")
+    write(asked.out, asked.parts or list(PARTS))
+
+
+if __name__ == "__main__":
+    main()

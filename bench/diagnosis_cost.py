@@ -3,7 +3,7 @@
 Usage: python bench/diagnosis_cost.py [--rounds N] [--out FILE]
 
 The naive protocol is what a person writes: noise in each window of three layers and in each operator, three seeds, the
-whole model on all samples each time. Qwen2 with 16 layers of width 128, random weights, 16 rows of 64 tokens.
+whole model on all samples each time. Qwen2 with 16 layers of width 128, random weights, 16 rows of 32 tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import noisescope as ns
 
-LAYERS, WIDTH, WINDOW, SEEDS, SCALE = 16, 128, 3, 3, 0.05
+LAYERS, WIDTH, VOCABULARY = 16, 128, 512
+WINDOW, SEEDS, SCALE = 3, 3, 0.05
 OPERATORS = ("linear", "matmul", "softmax", "silu", "rms_norm")
 RIVALS = ("modelopt", "aimet")
 CLEAN = "one clean evaluation"
@@ -26,7 +27,7 @@ Batches = list[dict[str, Tensor]]
 
 def batches() -> Batches:
     """16 rows, eight to a batch."""
-    return [{"input_ids": ids} for ids in tokens(16, 64).split(8)]
+    return [{"input_ids": ids} for ids in tokens(16, 32, VOCABULARY).split(8)]
 
 
 def evaluate(model: nn.Module, given: Batches) -> list[Tensor]:
@@ -72,7 +73,7 @@ def beside(name: str, rounds: int) -> list[str]:
 
 def lines_of(rounds: int) -> list[str]:
     """The tables."""
-    lines = table(measure(variants_of(qwen(LAYERS, WIDTH), batches()), rounds), CLEAN)
+    lines = table(measure(variants_of(qwen(LAYERS, WIDTH, VOCABULARY), batches()), rounds), CLEAN)
     return lines + [line for name in RIVALS for line in beside(name, rounds)]
 
 

@@ -35,7 +35,7 @@ PARTS = {
     ),
     "diagnosis_cost": (
         "What a diagnosis costs",
-        "In evaluations of the clean model on all samples. Qwen2 with 16 layers, width 128, 16 rows of 64 tokens, "
+        "In evaluations of the clean model on all samples. Qwen2 with 16 layers, width 128, 16 rows of 32 tokens, "
         "noise of 5 %. A quantizer's search answers another question, which bits each layer gets, by the same "
         "kind of measuring. `bench/sweep.py` measures the sweep on a real model, reading by reading.",
     ),
@@ -47,7 +47,7 @@ PARTS = {
     ),
     "growth": (
         "Time and memory, by layers and by samples",
-        "The default diagnosis of Qwen2 of width 64, each in a process of its own that has torch imported. By "
+        "The default diagnosis of Qwen2 of width 64, each in a process of its own. By "
         "layers with 8 samples of 32 tokens, by samples with 4 layers.",
     ),
 }
@@ -92,7 +92,9 @@ def write(page: Path, parts: Sequence[str]) -> None:
     for name in parts:
         known = held(page.read_text(encoding="utf-8")) if page.exists() else {}
         known[name] = made(name)
-        pieces = [f"<!-- part: {one} -->\n{known[one]}" for one in PARTS if one in known]
+        # Sections of other commands stay as they are.
+        names = [*(one for one in PARTS if one in known), *(one for one in known if one not in PARTS)]
+        pieces = [f"<!-- part: {one} -->\n{known[one]}" for one in names]
         page.write_text("\n\n".join([_HEAD, *pieces]) + "\n", encoding="utf-8")
 
 

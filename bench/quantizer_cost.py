@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from diagnosis_cost import LAYERS, WIDTH, Batches, batches, evaluate
+from diagnosis_cost import LAYERS, VOCABULARY, WIDTH, Batches, batches, evaluate
 from measuring import Variant, measure, qwen
 from torch import nn
 
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    model, given = qwen(LAYERS, WIDTH), batches()
+    model, given = qwen(LAYERS, WIDTH, VOCABULARY), batches()
     variants = [
         Variant("one clean evaluation", lambda: evaluate(model, given)),
         Variant("noisescope, screening alone", lambda: ns.screen(model, given)),

@@ -20,7 +20,7 @@ import transformers
 from cases import SMALL
 from contracts.benches import NumericBench, dies_at_once, expected, log_of, trials
 from contracts.checkpoints import SETTINGS, completions
-from contracts.ray_nodes import nodes
+from contracts.ray_nodes import TESTS, nodes
 from letters import letters
 from noisescope.core.codec import encode, key_of
 from noisescope.core.errors import BadInputError
@@ -244,3 +244,15 @@ def test_the_whole_command_on_a_cluster_says_what_it_says_alone(model: torch.nn.
         text = (tmp_path / out / "finding-diagnosis.json").read_text()
         held[out] = text.replace(" --ray", "").replace(f"--out {out}", "")
     assert held["ray"] == held["alone"] and len(held["ray"]) > 1000
+
+
+def test_without_any_cluster_one_is_started_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    if ray.is_initialized():
+        ray.shutdown()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS.parent / "src")]))
+    with Actors(NumericBench(), threads=1) as executor:
+        readings = list(executor.run(trials(6)))
+        assert ray.is_initialized()
+    assert not ray.is_initialized()
+    assert sorted(map(encode, readings)) == sorted(encode(expected(trial)) for trial in trials(6))

@@ -270,3 +270,9 @@ def test_batches_that_are_none_are_refused(wrong):
 def test_an_unknown_method_is_refused_with_the_nearest():
     with pytest.raises(ns.NoisescopeError, match="srdd"):
         locate(make("llama"), [batch()], method="srd")
+
+
+def test_the_classical_probes_answer_also_where_a_fault_leaves_nothing_finite():
+    model = make("llama")
+    model.model.layers[0].register_forward_hook(lambda _m, _a, out: out * float("nan"))
+    assert locate(model, [batch(ROWS, LENGTH)], method="classic").suspects

@@ -72,6 +72,16 @@ def test_a_limit_that_rounding_alone_breaks_is_something_to_do(models: tuple[Pat
     assert action.issue.startswith("No operator is at fault") and "limit 1e-06" in action.evidence[0]
 
 
+def test_a_checkpoint_is_compared_as_a_graph_and_in_int8(
+    models: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask("compare", *models, "--samples", 2, "--system", "onnx", "--layers", "1") == 1
+    told = capsys.readouterr().out
+    assert told.startswith("fail\n  linear of layer 1 (model.layers.1.mlp.up_proj)") and "onnx" in told
+    assert ask("compare", models[0], models[0], "--samples", 2, "--system", "int8", "--max-mape", 5) == 1
+    assert "linear of layer 0" in capsys.readouterr().out
+
+
 def test_what_does_not_fit_is_refused_in_one_line(
     models: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,7 +92,6 @@ def test_what_does_not_fit_is_refused_in_one_line(
         ("compare", tmp_path / "a.capture", tmp_path / "none.capture"),
         ("capture", models[0], "--samples", 1, "--max-size", 0.001, "--out", tmp_path / "b.capture"),
         ("capture", models[0], "--device", "npu", "--out", tmp_path / "b.capture"),
-        ("capture", models[0], "--system", "int8", "--dtype", "bfloat16", "--out", tmp_path / "b.capture"),
     ]
     for line in lines:
         assert ask(*line) == 2

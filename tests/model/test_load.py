@@ -1,9 +1,12 @@
 """Loading: every kind of source gives the same weights, and every failure is one line that says what to do."""
 
+import ast
 import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -317,3 +320,28 @@ def test_bad_arguments_are_refused_with_what_is_accepted(llama, tmp_path):
     weights = str(llama / "model.safetensors")
     assert "--config-from). Or give the folder it is in" in refused(weights)
     assert refused(weights, config_from=str(tmp_path / "nowhere")).startswith(str(tmp_path / "nowhere"))
+
+
+def test_the_package_of_a_device_is_loaded_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "torch_npu.py").write_text("import torch\ntorch.utils.rename_privateuse1_backend('npu')\n")
+    script = (
+        "import sys; import noisescope as ns; from noisescope.model.load import load\n"
+        "seen = []\n"
+        "for device in ('cpu', 'npu:0'):\n"
+        "    try:\n"
+        "        load('nothing', device=device)\n"
+        "    except ns.NoisescopeError as problem:\n"
+        "        seen.append(('torch_npu' in sys.modules, str(problem)))\n"
+        "print(seen)"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    (for_cpu, _), (for_npu, told) = ast.literal_eval(done.stdout)
+    assert (for_cpu, for_npu) == (False, True)
+    assert told.startswith("device 'npu:0': ") and "\n" not in told, "there is no card behind the package"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SUMMARY = "write what a system makes of some inputs into one portable file"
 EXAMPLE = "noisescope capture demo --data demo:texts --samples 2 --dtype bfloat16 --out bf16.capture"
 # As in runs/systems.py and transformers; naming them there would load torch.
-SYSTEMS, ATTENTIONS = ("eager", "compiled", "int8"), ("eager", "sdpa")
+SYSTEMS, ATTENTIONS = ("eager", "compiled", "int8", "onnx"), ("eager", "sdpa")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from noisescope.core.errors import BadInputError, LoadError
 from noisescope.model.embedded import EMBEDDED, embedded_folder
@@ -177,7 +178,11 @@ def fingerprint(model: torch.nn.Module) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def _digest(tensor: Any) -> str:
+    if is_traceable_wrapper_subclass(tensor):
+        # A quantized weight is made of other tensors.
+        inner = [(name, _digest(getattr(tensor, name))) for name in tensor.__tensor_flatten__()[0]]
+        return hashlib.sha256(repr((type(tensor).__name__, inner)).encode()).hexdigest()
     kept = tensor.detach().cpu().contiguous()
     seen = hashlib.sha256(f"{kept.dtype}{tuple(kept.shape)}".encode())
     seen.update(kept.reshape(-1).view(torch.uint8).numpy().data)
@@ -195,14 +200,14 @@ def _device(name: str) -> torch.device:
     if kind in EXTENSIONS and not hasattr(torch, kind):
         try:
             import_module(EXTENSIONS[kind])
-        except ImportError as problem:
+        except (ImportError, OSError, RuntimeError) as problem:  # the last two where its driver is missing
             raise BadInputError(
                 f"device {name!r}: needs {EXTENSIONS[kind]}, which is not here ({first_line(problem)}). Install it, "
                 "or choose another device."
             ) from None
     try:
         return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as problem:
+    except (RuntimeError, AssertionError, ImportError) as problem:
         raise BadInputError(f"device {name!r}: {first_line(problem)}. Expected one that is here.") from None
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from noisescope.core.errors import LoadError, unknown_name
+from noisescope.model.hushing import hushed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -33,6 +34,8 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.tiktoken", "spiece.model")
 REMOTE_HEADS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
 HEAD_MAPPINGS = ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_MAPPING")
 LISTED = 3
+# transformers loads torchao where it is installed, which notes what it was not built with.
+_CHATTY = ("torchao", "torch.utils._pytree")
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,11 @@ def _listed(what: str, names: Any) -> str:
 @contextlib.contextmanager
 def quiet(*, bars: bool = False) -> Iterator[None]:
     """transformers without its warnings and, unless asked for, without progress bars; its own settings return after."""
+    with hushed(*_CHATTY):
+        yield from _quiet(bars=bars)
+
+
+def _quiet(*, bars: bool) -> Iterator[None]:
     from transformers.utils import logging
 
     level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()

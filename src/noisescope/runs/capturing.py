@@ -8,8 +8,10 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from noisescope.measure.capture_file import Capture, Entry, Manifest, fitted, wr
 from noisescope.measure.head import is_compiled
 from noisescope.measure.sketch import LINES, ROWS, Sketcher
 from noisescope.model.load import fingerprint
+from noisescope.runs.exported import Exported
 from noisescope.sweep.dithering import answer_of, values_of
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.laying import Laid
@@ -33,6 +36,7 @@ Batch = Mapping[str, Any]
 DITHERED_TOKENS = 256
 MEGABYTES = 50.0
 _SHORTER = (torch.bfloat16, torch.float16)
+_TAKING_PART = ("transformers", "torch_npu", "onnxruntime", "torchao")
 
 
 @dataclass(frozen=True)
@@ -77,20 +81,21 @@ def captured(
     """The capture of a model on batches, in memory."""
     asked = checked(batches)
     bare = getattr(model, "_orig_mod", model)
-    coarse = is_coarse(model)
-    tapping = Tapping(bare, coarse=coarse)
+    tapping = model if isinstance(model, Exported) else Tapping(bare, coarse=is_coarse(model))
     with evaluating(bare), torch.no_grad():
         met = _Met(keeping)
         for batch in asked:
             with tapping.watching(met, mask_of(batch)):
                 model(**inputs_of(bare, batch))
-        answers = {} if coarse or not keeping.dither else _answers(tapping, asked[0], dtype_of(bare))
+        answers = {}
+        if isinstance(tapping, Tapping) and keeping.dither and not closed(model):
+            answers = _answers(tapping, asked[0], dtype_of(bare))
     manifest = Manifest(
         model=fingerprint(bare),
         inputs=inputs_hash(asked),
         device=str(device_of(bare)),
         dtype=_name(dtype_of(bare)),
-        system=system or ("compiled" if coarse else "eager"),
+        system=system or ("onnx" if isinstance(model, Exported) else "compiled" if is_coarse(model) else "eager"),
         name=name,
         seed=keeping.seed,
         tokens=sum(_tokens(batch) for batch in asked),
@@ -101,6 +106,13 @@ def captured(
     )
     sketches = {key: one.result() for key, one in met.sketchers.items()}
     return fitted(Capture(manifest, sketches, answers), keeping.megabytes * 1e6)
+
+
+def closed(model: nn.Module) -> str:
+    """Why nothing can be put in the place of a tensor inside a model; empty if it can."""
+    if isinstance(model, Exported):
+        return "A graph runs as a whole: its operators cannot be given the inputs of the reference."
+    return "Compiled layers are seen at their borders alone." if is_coarse(model) else ""
 
 
 def is_coarse(model: nn.Module) -> bool:
@@ -218,10 +230,6 @@ def _tokens(batch: Batch) -> int:
 def versions() -> tuple[tuple[str, str], ...]:
     """What the answers of this machine depend on."""
     found = {"noisescope": VERSION, "python": platform.python_version(), "torch": torch.__version__}
-    try:
-        from importlib.metadata import version
-
-        found["transformers"] = version("transformers")
-    except ImportError:
-        pass
-    return tuple(found.items())
+    # What is installed and was not loaded took no part.
+    loaded = [name for name in _TAKING_PART if name in sys.modules]
+    return (*found.items(), *((name, version(name)) for name in loaded))

@@ -20,7 +20,7 @@ from noisescope.diagnose.comparison import Comparison, Question, Side, conclude,
 from noisescope.measure.capture_file import Capture, CaptureError, Manifest, read_capture, require_match
 from noisescope.measure.contrast import coarser_of, contrasts, unmatched
 from noisescope.measure.sketch import Sketcher
-from noisescope.runs.capturing import Keeping, captured, checked, few_of, inputs_of, is_coarse, mask_of
+from noisescope.runs.capturing import Keeping, captured, checked, closed, few_of, inputs_of, mask_of
 from noisescope.sweep.dithering import Values, answer_of, values_of
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.laying import Laid
@@ -63,8 +63,9 @@ def compare_models(
     keeping = Keeping(megabytes=float("inf"))
     one = captured(reference, asked, keeping, name=names[0])
     two = captured(other, asked, replace(keeping, dither=False), name=names[1])
-    if is_coarse(reference) or is_coarse(other):
-        return _concluded(one, two, limit, layers, notes=("Compiled layers are seen at their borders alone.",))
+    why = closed(reference) or closed(other)
+    if why:
+        return _concluded(one, two, limit, layers, notes=(why,))
     dtype = coarser_of(one.manifest.dtype, two.manifest.dtype)
     return _concluded(one, two, limit, layers, local=_shadow(reference, other, asked, (one, two), dtype))
 

@@ -1,4 +1,4 @@
-"""Makes a second system of a model that can be compared with it on one machine: compiled layers, or int8 linears.
+"""Makes a second system of a model to be compared with it on one machine: compiled, with int8 linears, or as ONNX.
 
 Each keeps the module paths of the model, so that it is compared place by place. The model itself is not changed.
 """
@@ -6,14 +6,15 @@ Each keeps the module paths of the model, so that it is compared place by place.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import nn
 
 from noisescope.core.errors import BadInputError, unknown_name
+from noisescope.model.failures import first_line
 from noisescope.model.layout import layout_of
+from noisescope.model.pretrained import quiet
+from noisescope.runs.exported import Exported
 
 
 def as_system(model: nn.Module, name: str) -> nn.Module:
@@ -39,14 +40,33 @@ def _compiled(model: nn.Module) -> nn.Module:
 
 
 def _int8(model: nn.Module) -> nn.Module:
-    """Linear layers with int8 weights, and inputs that are quantized as they come."""
-    if any(weight.device.type != "cpu" or weight.dtype is not torch.float32 for weight in model.parameters()):
-        raise BadInputError("int8 dynamic quantization needs a float32 model on the CPU; use --dtype float32.")
-    with warnings.catch_warnings():
-        # torch announces that this moves to torchao; the modules and what they compute are the same.
-        warnings.simplefilter("ignore")
-        found: nn.Module = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    return found
+    """Linear layers with int8 weights, one scale per output channel, and inputs quantized per token as they come."""
+    if not any(isinstance(module, nn.Linear) for path, module in model.named_modules() if _in_a_layer(model, path)):
+        raise BadInputError("no layer of this model holds an nn.Linear, which is what torchao quantizes to int8.")
+    try:
+        with quiet():
+            from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+    except ImportError as problem:
+        raise BadInputError(
+            f"the system int8 needs torchao, which is not here ({first_line(problem)}): pip install 'noisescope[int8]'."
+        ) from None
+    other = copy.deepcopy(model)
+    quantize_(other, Int8DynamicActivationInt8WeightConfig())
+    return other
 
 
-SYSTEMS: Mapping[str, Callable[[nn.Module], nn.Module]] = {"eager": _eager, "compiled": _compiled, "int8": _int8}
+def _in_a_layer(model: nn.Module, path: str) -> bool:
+    return layout_of(model).layer_of(path)[0] is not None
+
+
+def _onnx(model: nn.Module) -> nn.Module:
+    """The graph that torch's exporter makes of it, run by onnxruntime."""
+    return Exported(model)
+
+
+SYSTEMS: Mapping[str, Callable[[nn.Module], nn.Module]] = {
+    "eager": _eager,
+    "compiled": _compiled,
+    "int8": _int8,
+    "onnx": _onnx,
+}

@@ -42,10 +42,11 @@ def answer_of(
     count = [0]
 
     def dither(tap: Tap, given: Laid) -> Tensor:
-        rows = given.rows
+        # On the host, so that a device needs no random numbers and no double precision of its own.
+        rows = given.rows.cpu()
         met = squares.setdefault(tap.key, [])
-        right = clean[tap.key][len(met)]
-        met.append((rows.double().cpu() - right.double().cpu()).nan_to_num(0.0, 0.0, 0.0).square())
+        right = clean[tap.key][len(met)].cpu()
+        met.append((rows.double() - right.double()).nan_to_num(0.0, 0.0, 0.0).square())
         count[0] += 1
         return given.put(moved_by_an_ulp(right if forced else rows, dtype, Draw(count[0])))
 

@@ -26,8 +26,6 @@ def read_gguf(path: Path, manner: Manner) -> tuple[torch.nn.Module, Any]:
 
     float32, because neither 16-bit format holds a block scale times a code plus an offset without loss.
     """
-    from transformers import GgufConfig
-
     with path.open("rb") as file:
         begin = file.read(len(MAGIC))
     if begin != MAGIC:
@@ -36,7 +34,7 @@ def read_gguf(path: Path, manner: Manner) -> tuple[torch.nn.Module, Any]:
     # The reader draws its progress bar on stderr whatever transformers is told.
     with contextlib.redirect_stderr(io.StringIO()):
         config = read_config(where, manner, **place)
-        dense = GgufConfig(dequantize=True)
+        dense = _dense(path)
         manner = replace(manner, dtype=manner.dtype or torch.float32)
         model = read_model(where, config, manner, quantization_config=dense, **place)
         tokenizer: Any = read_tokenizer(where, manner, **place)
@@ -44,6 +42,17 @@ def read_gguf(path: Path, manner: Manner) -> tuple[torch.nn.Module, Any]:
     if tokenizer.model_max_length > (longest := getattr(config, "max_position_embeddings", None) or float("inf")):
         tokenizer.model_max_length = longest
     return model, tokenizer
+
+
+def _dense(path: Path) -> Any:
+    """What has transformers read the codes of a file as the numbers that they stand for."""
+    import transformers
+
+    try:
+        return transformers.GgufConfig(dequantize=True)
+    except AttributeError:
+        seen = transformers.__version__
+        raise LoadError(f"{path}: GGUF files need transformers 5.20 or newer; this is {seen}.") from None
 
 
 def split_digits(tokenizer: Any) -> None:

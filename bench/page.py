@@ -36,8 +36,9 @@ PARTS = {
     "diagnosis_cost": (
         "What a diagnosis costs",
         "In evaluations of the clean model on all samples. Qwen2 with 16 layers, width 128, 16 rows of 32 tokens, "
-        "noise of 5 %. A quantizer's search answers another question, which bits each layer gets, by the same "
-        "kind of measuring. `bench/sweep.py` measures the sweep on a real model, reading by reading.",
+        "noise of 5 %. With `--exhaustive` every layer is measured alone as well, for the interaction, with a "
+        "control and the channels. A quantizer's search answers another question, which bits each layer gets, "
+        "by the same kind of measuring. `bench/sweep.py` measures the sweep on a real model, reading by reading.",
     ),
     "hessian_cost": (
         "Hessian traces",

@@ -17,7 +17,6 @@ from noisescope.runs.comparing import compare, compare_models
 from noisescope.runs.systems import SYSTEMS, as_system
 from porting import BUGS
 
-
 # The first is tested by itself; onnxruntime has no products in bfloat16 on the CPU.
 ELSEWHERE = ("stale shard", "rope applied in bfloat16")
 

@@ -97,6 +97,11 @@ def test_settings(tmp_path: Path, many: int) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text(YAML.replace("  formats: &f [a, b]\n", ""))
     parser = parsers()[1]["diagnose"]
+    for text in ("[" * 5000, "seed: 2001-99-99", "seed: !!int x"):
+        path.write_text(text)
+        with pytest.raises(NoisescopeError):
+            fill(parser, path)
+    path.write_text(YAML.replace("  formats: &f [a, b]\n", ""))
     assert read_damaged(path, BYTES, 200 * many, lambda: fill(parser, path))
 
 

@@ -36,12 +36,14 @@ def read(path: Path) -> list[Entry]:
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         return list(_entries(path, node)) if node is not None else []
+    except BadInputError:
+        raise  # which is a ValueError too
     except OSError as problem:
         raise BadInputError(f"{path}: {problem.strerror or problem}; expected a YAML file.") from None
     except yaml.MarkedYAMLError as problem:
         line = f":{problem.problem_mark.line + 1}" if problem.problem_mark else ""
         raise BadInputError(f"{path}{line}: not YAML: {problem.problem or problem.context}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as problem:
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:
         raise BadInputError(f"{path}: not YAML: {' '.join(str(problem).split())}.") from None
 
 

@@ -26,7 +26,8 @@ def children() -> Iterator[Children]:
 def results(run: Path) -> dict[str, bytes]:
     """What was concluded and reported. Readings lie in files that are named by process."""
     kept = ("about.json", "finding-", "kept-", "report.", "blobs")
-    files = [path for path in sorted(run.rglob("*")) if path.is_file()]
+    # What a kill left of a file that was not whole yet is under a name that nobody reads.
+    files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.suffix != ".part"]
     return {str(p.relative_to(run)): p.read_bytes() for p in files if str(p.relative_to(run)).startswith(kept)}
 
 

@@ -130,8 +130,10 @@ def test_a_plan_that_nobody_ran_claims_nothing() -> None:
 def test_what_is_counted_is_labelled_by_whole_numbers() -> None:
     view = curves_view(curves(), found.ORIGIN)
     (drawn,) = blocks(view, Curves)
-    few = replace(drawn, curves=(replace(drawn.curves[0], points=drawn.curves[0].points[:4]),))
-    for block, halves in ((few, False), (replace(few, x_form="plain"), True)):
+    points = drawn.curves[0].points[:4]
+    between = (*points, replace(points[1], x=1.25))
+    for curve, halves in ((points, False), (between, True)):
+        block = replace(drawn, curves=(replace(drawn.curves[0], points=curve),), x_form="plain")
         section = replace(view.sections[0], blocks=(block,))
         (picture,) = figures(replace(view, sections=(section,))).values()
         assert (">0.5<" in picture) == halves and ">2<" in picture

@@ -49,10 +49,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--strict", action="store_true", help="fail unless every case is shown to pass")
     group.add_argument("--data", metavar="F", help="as of diagnose (default: the data of RUN)")
-    group.add_argument("--metric", default=METRIC, metavar="NAME", help="(default: %(default)s)")
-    group.add_argument("--samples", "-n", type=count, default=SAMPLES, metavar="N", help="(default: %(default)s)")
-    group.add_argument("--seeds", type=count, default=SEEDS, metavar="N", help="draws of each fault (%(default)s)")
-    group.add_argument("--seed", type=whole, default=0, metavar="N", help="where they begin (default: %(default)s)")
+    group.add_argument(
+        "--metric", default=METRIC, metavar="NAME", help="what a loss is measured in (default: %(default)s)"
+    )
+    group.add_argument(
+        "--samples", "-n", type=count, default=SAMPLES, metavar="N", help="samples of the data (default: %(default)s)"
+    )
+    group.add_argument(
+        "--seeds", type=count, default=SEEDS, metavar="N", help="draws of each fault (default: %(default)s)"
+    )
+    group.add_argument(
+        "--seed", type=whole, default=0, metavar="N", help="where the draws begin (default: %(default)s)"
+    )
     group.add_argument("--out", type=Path, metavar="RUN", help="run folder, where RUN is a file of cases")
     _add_curve(parser.add_argument_group("bit-sensitivity curve"))
     add_loading(parser)

@@ -77,7 +77,7 @@ def _along(block: Curves, along: Scale, edges: tuple[float, float, float], wante
     left, right, bottom = edges
     nodes: list[Node] = [line(left, bottom, right, bottom, "muted")]
     # Between two things that are counted there is none to be labelled.
-    whole = block.x_form == "count" or all(p.x == round(p.x) for curve in block.curves for p in curve.points)
+    whole = all(p.x == round(p.x) for curve in block.curves for p in curve.points)
     for value in ticks(along, wanted, whole=whole):
         words = label(value, block.x_form)
         nodes.append(text(along.at(value), bottom + 17, words, anchor="middle", size=SMALL))

@@ -93,8 +93,8 @@ def run(asked: argparse.Namespace) -> int:
 
     began, todo = time.monotonic(), steps(asked.out)
     _say(
-        "noisescope on SmolLM2-135M-Instruct, a small language model. It takes a few minutes on two free cores; what "
-        f"is measured is kept in {asked.out}, and a second run goes on from there."
+        "noisescope on SmolLM2-135M-Instruct, a small language model. It takes about two minutes on two free cores; "
+        f"what is measured is kept in {asked.out}, and a second run goes on from there."
     )
     answers: list[str] = []
     for number, step in enumerate(todo, 1):

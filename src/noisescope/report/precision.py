@@ -57,15 +57,19 @@ def _verdict(found: PrecisionMap) -> str:
 
 
 def _action(found: PrecisionMap) -> Action:
-    high = max(found.choices, key=lambda choice: choice.option.bits / choice.group.weights).format
-    most = Counter(choice.format for choice in found.choices).most_common(1)[0][0]
     return Action(
         f"{many(len(found.choices), 'group')} of linear layers",
         "Quantize with the recipe in the folder precision of this run",
-        f"Most groups take {most}; those that are hurt most by it get up to {high}.",
+        _shares(found),
         Severity("optional", "low"),
         tuple(_measured_text(row) for row in found.measured),
     )
+
+
+def _shares(found: PrecisionMap) -> str:
+    by_size = sorted(found.choices, key=lambda choice: choice.option.bits / choice.group.weights)
+    counted = Counter(choice.format for choice in by_size)
+    return f"Groups by format, the smallest first: {', '.join(f'{form} {n}' for form, n in counted.items())}."
 
 
 def _measured_text(row: Measured) -> str:

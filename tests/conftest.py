@@ -1,6 +1,7 @@
 """Settings that must be made before torch and transformers are imported, and what tests in a browser need."""
 
 import os
+import signal
 
 import pytest
 
@@ -11,6 +12,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers with several threads each are slower than one thread each.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell has what it starts in the background ignore Ctrl-C, and every program of a test would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item):

@@ -42,6 +42,14 @@ def test_the_installed_command_answers() -> None:
     assert "exit status" in done.stdout
 
 
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "noisescope", "--help"], capture_output=True, text=True, check=True)
+    assert (
+        done.stdout.replace("__main__.py", "noisescope")
+        == subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True).stdout
+    )
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_page_ends_with_its_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     page, module = help_of(command, capsys), import_module(f"noisescope.cli.{command}")

@@ -63,7 +63,7 @@ def _heatmap(diagnosis: Diagnosis, profile: Profile) -> Heatmap:
         spacing="log",
         missing="no such operator there",
         caption=f"Relative noise of {label(setting.scale, 'percent')}; n counts tokens. A prediction from "
-        f"{many(profile.draws, 'draw')} of labels from the model itself has no interval.",
+        f"{many(profile.draws, 'draw')} of directions has no interval.",
     )
 
 

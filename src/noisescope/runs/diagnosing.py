@@ -34,7 +34,7 @@ from noisescope.model.layout import layout_of
 from noisescope.model.load import fingerprint
 from noisescope.runs.kept_keys import CALIBRATION, DIAGNOSIS, TOKENS
 from noisescope.runs.law import LawCheck, law_finding
-from noisescope.runs.observing import SCREEN_COST, channels_of, inputs_of, profile_of, tokens_of
+from noisescope.runs.observing import SCREEN_COST, WATCH_COST, channels_of, inputs_of, profile_of, tokens_of
 from noisescope.sweep.bench import ModelBench
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.executors.serial import Serial
@@ -234,7 +234,7 @@ def _spent(patient: Patient, wanted: Wanted, law: LawCheck | None) -> float:
         spent += law.tokens(patient.model)
     if wanted.asks_for("channel"):
         first = sum(map(tokens_of, inputs_of(patient.calibration, device, TOKENS)))
-        spent += (SCREEN_COST - 1) * first + sum(map(tokens_of, inputs_of(patient.calibration, device)))
+        spent += (WATCH_COST - 1) * first + sum(map(tokens_of, inputs_of(patient.calibration, device)))
     return spent / one
 
 

@@ -18,11 +18,13 @@ EXPERIMENT = "experiment"
 FAULT_PLAN, FAULTS, BIT_CURVES = "fault-plan", "faults", "bit-curves"
 # What a screening looks at; more changes its ranking by less than the noise of the injections that confirm it.
 TOKENS = 1024
+# Its draws of directions: with one the ranking inside an operator moves from draw to draw.
+DRAWS = 3
 
 
 def profile_key(workload: str, scale: float) -> str:
     """Of the predicted harm at every site, by the content hash of the workload."""
-    return key_of(("profile", workload, scale, TOKENS))
+    return key_of(("profile", workload, scale, TOKENS, DRAWS))
 
 
 def channels_key(workload: str, layers: Sequence[str]) -> str:

@@ -19,15 +19,15 @@ from noisescope.measure.calling import device_of
 from noisescope.measure.observer import DEFAULT_PATTERNS, SIDES, ChannelObserver, choose_modules
 from noisescope.measure.outliers import ChannelSummary
 from noisescope.measure.profile import Profile
-from noisescope.runs.kept_keys import TOKENS, channels_key, profile_key
+from noisescope.runs.kept_keys import DRAWS, TOKENS, channels_key, profile_key
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.progress import Progress
 from noisescope.sweep.screening import screen
 from noisescope.sweep.store import Store
 
 Inputs = Mapping[str, Tensor]
-# A forward with its backward, in forwards.
-SCREEN_COST = 4.0
+# What a screening takes, and what the watching of channels takes where it screens as well, in clean forwards.
+SCREEN_COST, WATCH_COST = 5.5, 4.0
 DELIMITERS = (".", ",", ";", ":", "!", "?", "\n")
 
 
@@ -53,7 +53,8 @@ def profile_of(model: nn.Module, samples: Samples, scale: float, store: Store, p
     profile = store.kept("profile", key, Profile.from_arrays)
     if profile is None:
         with progress:
-            profile = screen(model, progress.over(inputs_of(samples, device_of(model), TOKENS)), scale=scale)
+            batches = progress.over(inputs_of(samples, device_of(model), TOKENS))
+            profile = screen(model, batches, scale=scale, draws=DRAWS)
         store.keep("profile", key, profile.to_arrays())
     return profile
 

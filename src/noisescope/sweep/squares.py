@@ -20,7 +20,7 @@ from noisescope.inject.ops import OPERATOR_OF, product_of
 # Values of one block: what stays near the processor.
 _BLOCK = 1 << 16
 # Of scores in fused attention: large enough for a matrix product, small beside the model.
-_SCORES = 1 << 20
+_SCORES = 1 << 17
 # The last dimension of these is a position or a part of a head, and no channel.
 _WITHOUT_CHANNELS = frozenset({"matmul", "bmm", "softmax"})
 

@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo browser test test-slow test-ray check bench bench-faults bench-fingerprints bench-precision
+.PHONY: setup demo browser test test-slow test-ray check bench bench-faults bench-fingerprints bench-precision bench-readers
 
 setup: $(READY)
 
@@ -77,3 +77,7 @@ bench-fingerprints: $(READY)
 # ModelOpt gets an environment of its own in build/precision; what was measured there is not measured again.
 bench-precision: $(READY)
 	@$(RUN)/python bench/precision.py --out docs/precision.md
+
+# ModelOpt and auto-round get environments of their own in build/readers.
+bench-readers: $(READY)
+	@$(RUN)/python bench/readers.py --out docs/precision.md

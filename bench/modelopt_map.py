@@ -17,17 +17,16 @@ import torch
 import transformers
 
 
-def formats(sizes):
-    """Weights alone, as noisescope rounds them: int4 in blocks of 32, int8 by row; sizes with scales."""
+def quantizer(way):
+    """One format of weights alone, as noisescope rounds it: symmetric, in blocks or by row; its size with scales."""
+    cfg = {"num_bits": way["bits"], "axis": 0}
+    if way["block"]:
+        cfg = {"num_bits": way["bits"], "block_sizes": {-1: way["block"]}}
     quiet = {"quantizer_name": "*input_quantizer", "enable": False}
-    ways = {"int4": {"num_bits": 4, "block_sizes": {-1: 32}}, "int8": {"num_bits": 8, "axis": 0}}
     return {
-        name: {
-            "quant_cfg": [{"quantizer_name": "*weight_quantizer", "cfg": ways[name]}, quiet],
-            "algorithm": "max",
-            "effective_bits": sizes[name],
-        }
-        for name in ways
+        "quant_cfg": [{"quantizer_name": "*weight_quantizer", "cfg": cfg}, quiet],
+        "algorithm": "max",
+        "effective_bits": way["size"],
     }
 
 
@@ -41,7 +40,7 @@ def searched(asked, target, checkpoint):
         model,
         # The head stays as it is and is not in the sizes of noisescope either.
         constraints={"effective_bits": target, "cost": {"excluded_module_name_patterns": ["*lm_head*"]}},
-        quantization_formats=list(formats(asked["sizes"]).values()),
+        quantization_formats=[quantizer(way) for way in asked["formats"]],
         data_loader=batches,
         forward_step=lambda model, batch: model(**batch),
         loss_func=lambda output, batch: output.loss,

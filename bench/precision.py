@@ -1,10 +1,12 @@
 """Measures precision maps of one size beside each other: KL to the original, on samples that no map was made from.
 
-Usage: python bench/precision.py [--samples N] [--targets 5,6,7] [--work build/precision] [--out docs/precision.md]
+Usage: python bench/precision.py [--held-out N] [--targets 5,6,7] [--work build/precision] [--out docs/precision.md]
 
-Maps are of int4 (blocks of 32), int8 (by row) and bf16, on SmolLM2-135M-Instruct in float32. ModelOpt works in an
-environment of its own under --work; where that cannot be installed its rows are missing, and the table says so. What
-was measured is kept under --work, so that the same command goes on there.
+Maps are of int4 (blocks of 32), int8 (by row) and bf16, and of these with int5 and int6 (blocks of 32), on
+SmolLM2-135M-Instruct in float32. They are made from the first 50 texts that come with noisescope, as `noisescope bits`
+does, and measured on the other 50 and those in bench/texts.jsonl. ModelOpt works in an environment of its own under
+--work; where that cannot be installed its rows are missing, and the table says so. What was measured is kept under
+--work, so that the same command goes on there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from noisescope.inject.weights import rounded
 from noisescope.measure.batches import Settings, prepare
 from noisescope.measure.scoring import clean_run, evaluate
 from noisescope.measure.statistics import difference, mean_interval
-from noisescope.measure.workload import demo_workload
+from noisescope.measure.workload import Workload, demo_workload, read_workload
 from noisescope.model.embedded import embedded_folder
 from noisescope.model.linears import linear_groups
 from noisescope.model.load import load
@@ -43,13 +45,14 @@ UNIFORM = {5.0: "int4:16", 6.0: "int5:16", 7.0: "int6:16"}
 OURS = "exact map"
 MODELOPT, PINNED = "nvidia-modelopt", "nvidia-modelopt==0.47.0"
 BEGIN, END = "<!-- measured by make bench-precision -->", "<!-- end of what was measured -->"
+MORE_TEXTS = Path(__file__).with_name("texts.jsonl")
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The model with its samples, and a folder for what was found."""
+    """The model with its samples, and a folder for what was found. Without a limit all texts are held out for maps."""
 
-    samples_asked: int
+    limit: int | None
     work: Path
 
     @cached_property
@@ -58,9 +61,22 @@ class Bench:
 
     @cached_property
     def halves(self):
-        model = self.loaded.model
-        workload = demo_workload("texts", limit=self.samples_asked)
-        return Halves.of(prepare(workload, self.loaded.tokenizer, METRIC, Settings.of(model)))
+        """Of which the first makes the maps."""
+        return Halves.of(self._prepared(demo_workload("texts")))
+
+    @cached_property
+    def judged(self):
+        """The texts that maps are measured on: the second half, and those that nothing else reads."""
+        items = demo_workload("texts").items[self.halves.middle :] + read_workload(MORE_TEXTS).items
+        return self._prepared(Workload.of("texts that no map was made from", items[: self.limit]))
+
+    def _prepared(self, workload):
+        return prepare(workload, self.loaded.tokenizer, METRIC, Settings.of(self.loaded.model))
+
+    @cached_property
+    def made_from(self):
+        """The inputs that maps are made from, as many as `noisescope bits` looks at."""
+        return self.halves.inputs(self.loaded.model)
 
     @cached_property
     def groups(self):
@@ -83,26 +99,26 @@ class Bench:
         modules = {one.path: model.get_submodule(one.path) for group in self.groups for one in group.linears}
         roundings = {form.name: partial(rounded, form=form) for form in FINER}
         say("predicting")
-        found = screen_weights(model, self.halves.inputs(model), modules, roundings, draws=2)
+        found = screen_weights(model, self.made_from, modules, roundings, draws=2)
         return {" ".join(name): (one.harm, one.error) for name, one in found.predictions.items()}
 
     @cached_property
     def clean(self):
-        return clean_run(self.loaded.model, self.halves.samples, self.halves.middle)
+        return clean_run(self.loaded.model, self.judged)
 
     def kl(self, formats):
-        """KL of each sample of the second half, with these formats by path."""
-        path = self.work / f"kl-{key_of((self.halves.samples.key, tuple(sorted(formats.items()))))}.json"
+        """KL of each text that is measured on, with these formats by path."""
+        path = self.work / f"kl-{key_of((self.judged.key, tuple(sorted(formats.items()))))}.json"
         if not path.exists():
             model = self.loaded.model
             with evaluating(model), without_cache(model), rounded_weights(model, {}):
                 clean = self.clean
                 with rounded_weights(model, formats):
-                    values = evaluate(model, self.halves.samples, self.halves.middle, clean=clean).values
+                    values = evaluate(model, self.judged, clean=clean).values
             path.write_text(json.dumps(values))
         return json.loads(path.read_text())
 
-    def tables(self, formats=FORMATS):
+    def tables(self, formats):
         """What each group could get, at the predicted harm."""
         return [options_of(group, formats, self.predicted) for group in self.groups]
 
@@ -123,23 +139,26 @@ class Bench:
 
 
 def say(text):
-    """Progress, with the time of day."""
     """A line of progress, with the time."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def own_maps(bench, target):
+def own_maps(bench, target, formats):
     """Maps of noisescope and the blind ones, by name."""
     budget = int(target * bench.weights)
-    tables, finer = bench.tables(), bench.tables(FINER)
-    maps = {
-        OURS: bench.by_path(tables, exact(tables, budget)),
-        "greedy pass over the same predictions": bench.by_path(tables, greedy(tables, budget)),
-        "evenly mixed, blind": bench.by_path(tables, spread(tables, budget)),
+    tables = bench.tables(formats)
+    chosen = {
+        OURS: exact(tables, budget),
+        "greedy pass over the same predictions": greedy(tables, budget),
+        "evenly mixed, blind": spread(tables, budget),
     }
+    maps = {name: bench.by_path(tables, one) for name, one in chosen.items()}
+    uniform = {form.name: dict.fromkeys(maps[OURS], form.name) for form in formats}
+    fitting = [name for name, one in uniform.items() if bench.average(one) <= target]
+    maps[f"uniform {fitting[-1]}, the largest that fits"] = uniform[fitting[-1]]
     if target in UNIFORM:
-        maps[f"uniform {UNIFORM[target]}"] = dict.fromkeys(maps[OURS], UNIFORM[target])
-    return maps | {"exact map with int5 and int6": bench.by_path(finer, exact(finer, budget))}
+        maps[f"uniform {UNIFORM[target]}, of that size"] = dict.fromkeys(maps[OURS], UNIFORM[target])
+    return maps
 
 
 def modelopt_python(work):
@@ -162,13 +181,16 @@ def modelopt_python(work):
     return python
 
 
-def modelopt_answer(bench, targets):
-    """What ModelOpt scored and chose, from the first half; None where it could not be asked."""
-    model = bench.loaded.model
-    inputs = [{name: x.tolist() for name, x in batch.items()} for batch in bench.halves.inputs(model)]
+def modelopt_answer(bench, targets, formats):
+    """What ModelOpt scored and chose, from the same inputs; None where it could not be asked."""
+    inputs = [{name: x.tolist() for name, x in batch.items()} for batch in bench.made_from]
     paths = [one.path for group in bench.groups for one in group.linears]
-    sizes = {form.name: bench.average(dict.fromkeys(paths, form.name)) for form in FORMATS[:2]}
-    asked = {"model": str(embedded_folder("demo")), "batches": inputs, "targets": targets, "sizes": sizes}
+    ways = [
+        {"bits": form.bits, "block": form.block, "size": bench.average(dict.fromkeys(paths, form.name))}
+        for form in formats
+        if form.scale_bits
+    ]
+    asked = {"model": str(embedded_folder("demo")), "batches": inputs, "targets": targets, "formats": ways}
     path = bench.work / f"modelopt-{key_of(json.dumps(asked))}.json"
     if not path.exists():
         python = modelopt_python(bench.work)
@@ -186,9 +208,9 @@ def modelopt_answer(bench, targets):
     return json.loads(path.read_text())["maps"]
 
 
-def modelopt_maps(bench, rows, target):
+def modelopt_maps(bench, rows, target, formats):
     """Its own map, and the exact choice by its scores, within the same budget."""
-    names = {4: "int4", 8: "int8", 16: "bf16"}
+    names = {form.bits: form.name for form in formats}
     inside = {one.path for group in bench.groups for one in group.linears}
     rows = [row for row in rows if inside.issuperset(row["modules"])]
     own = {module: names[int(row["bits"][row["taken"]])] for row in rows for module in row["modules"]}
@@ -197,7 +219,7 @@ def modelopt_maps(bench, rows, target):
         for bits, score in zip(row["bits"], row["scores"], strict=True):
             for module in row["modules"]:
                 scores[module, names[int(bits)]] = (score / len(row["modules"]), 0.0)
-    tables = [options_of(group, FORMATS, scores) for group in bench.groups]
+    tables = [options_of(group, formats, scores) for group in bench.groups]
     chosen = exact(tables, int(target * bench.weights))
     return {
         "ModelOpt auto_quantize, gradient": own,
@@ -206,7 +228,7 @@ def modelopt_maps(bench, rows, target):
 
 
 def rows_of(bench, target, maps):
-    """A line of the table for each map; differences are paired by sample."""
+    """A line of the table for each map; differences are paired by text."""
     best = bench.kl(maps[OURS])
     for name, formats in maps.items():
         say(f"{target:g} bits: {name}")
@@ -219,38 +241,49 @@ def rows_of(bench, target, maps):
         )
 
 
-def table(bench, targets):
-    """The whole table in Markdown."""
-    answer = modelopt_answer(bench, targets)
-    lines = ["| target | map | bits | KL, nats per token | more than the exact map |", "|---|---|---|---|---|"]
+def table(bench, targets, formats):
+    """All maps that choose from these formats, in Markdown."""
+    answer = modelopt_answer(bench, targets, formats)
+    names = ", ".join(form.name for form in formats)
+    lines = ["", f"To choose from: {names}.", ""]
+    lines += ["| target | map | bits | KL, nats per token | more than the exact map |", "|---|---|---|---|---|"]
     for target in targets:
-        maps = own_maps(bench, target)
+        maps = own_maps(bench, target, formats)
         if answer is not None:
-            maps |= modelopt_maps(bench, answer[str(target)], target)
+            maps |= modelopt_maps(bench, answer[str(target)], target, formats)
         lines += rows_of(bench, target, maps)
-    halves = bench.halves
-    lines += [
-        "",
-        f"95 % intervals of a bootstrap over {len(halves.samples) - halves.middle} texts that no map was made from; "
-        f"the maps were made from {halves.middle} others. Differences are paired by text.",
-    ]
-    return "\n".join(lines if answer is not None else [*lines, "", "ModelOpt could not be installed: no rows of it."])
+    return lines if answer is not None else [*lines, "", "ModelOpt could not be installed: no rows of it."]
+
+
+def page(bench, targets):
+    """Both tables, and on what they stand."""
+    lines = [line for formats in (FORMATS, FINER) for line in table(bench, targets, formats)]
+    tokens = sum(int(inputs["attention_mask"].sum()) for inputs in bench.made_from)
+    texts = sum(len(inputs["attention_mask"]) for inputs in bench.made_from)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"95 % intervals of a bootstrap over {len(bench.judged)} texts that no map was made from; the maps were "
+            f"made from {texts} others, of {tokens:,} tokens. Differences are paired by text.",
+        ]
+    ).strip()
 
 
 def main():
     """Measure, print, and write into the page where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--held-out", type=int, metavar="N", help="measure on N texts (default: all there are)")
     parser.add_argument("--targets", default="5,6,7")
     parser.add_argument("--work", type=Path, default=Path("build/precision"))
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     asked.work.mkdir(parents=True, exist_ok=True)
-    text = table(Bench(asked.samples, asked.work), [float(part) for part in asked.targets.split(",")])
+    text = page(Bench(asked.held_out, asked.work), [float(part) for part in asked.targets.split(",")])
     print(text)
     if asked.out is not None:
-        page = asked.out.read_text()
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
+        old = asked.out.read_text()
+        before, after = old.split(BEGIN)[0], old.split(END)[1]
         asked.out.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -99,6 +101,20 @@ def test_what_a_faulty_step_leaves_behind_is_a_curve_over_the_steps() -> None:
     (curve,) = drawn.curves
     assert [point.x for point in curve.points] == [float(step) for step in range(16)]
     assert curve.points[0].figure.value == 0.5 and curve.points[1].figure.value == 0.0
+
+
+def test_one_ruinous_fault_leaves_the_others_to_be_seen() -> None:
+    tests = outcomes()
+    (plain,) = blocks(outcomes_view(tests, found.ORIGIN), Bars)
+    ruin = replace(tests.outcomes[0], loss=Interval(26.1, 25.2, 27.2, 0.95, 50))
+    view = outcomes_view(replace(tests, outcomes=(ruin, *tests.outcomes[1:])), found.ORIGIN)
+    (wide,) = blocks(view, Bars)
+    assert plain.spacing == "linear" and wide.spacing == "log"
+    picture = next(iter(figures(view).values()))
+    heights = sorted(float(height) for height in re.findall(r'height="([\d.]+)" rx=', picture))
+    # Four decades, from half of the smallest loss up to 50, on 250 points.
+    expected = [250 / 4 * math.log10(loss / 0.005) for loss in (0.01, 0.01, 0.03125, 26.1)]
+    assert heights == pytest.approx(expected, abs=0.01)
 
 
 def test_the_curve_of_bits_has_a_point_for_each_and_says_which_is_missing() -> None:

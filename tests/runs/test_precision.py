@@ -88,7 +88,9 @@ def test_the_folder_reports_the_map_and_holds_the_files(model: torch.nn.Module, 
     store.save_finding(DIAGNOSIS, example.diagnosis())
     paths, unsaid = write_recipes(found, store.folder)
     assert len(paths) == 5 and all(path.stat().st_size > 100 for path in paths)
-    assert unsaid == ["modelopt.yaml: the tool has no word for uint4, so its layers are left out"]
+    hint, missing = unsaid
+    assert "--formats int4,int5,int6,int8,bf16" in hint
+    assert missing == "modelopt.yaml: the tool has no word for uint4, so its layers are left out"
     view = view_of(store)
     section = next(section for section in view.sections if section.key == "precision")
     heatmap = next(block for block in section.blocks if isinstance(block, Heatmap))

@@ -6,7 +6,7 @@ Only weights are spoken of; activations stay as they are. What a tool has no wor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from noisescope.core.precision import PrecisionMap, WeightFormat
 
 Plain = dict[str, Any]
 _HEAD = "lm_head"
+# Averages between which integers of 5 and 6 bits have something to give: the sizes of int4 and int8 with their scales.
+_LEAST, _MOST = 4.6, 8.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,46 @@ def recipes(found: PrecisionMap) -> tuple[Recipe, ...]:
         _msmodelslim,
     )
     return tuple(make(by_format) for make in makers)
+
+
+def reader_notes(found: PrecisionMap) -> tuple[str, ...]:
+    """What is to be known of formats that not everything that reads or runs these files has."""
+    return (*_torn_blocks(found), *_between(found))
+
+
+def _torn_blocks(found: PrecisionMap) -> Iterator[str]:
+    """Blocks that do not fill the rows, which is fine by value and not for those who store them."""
+    for name in dict.fromkeys(found.formats.values()):
+        block = WeightFormat.of(name).block
+        linears = [one for choice in found.choices if choice.format == name for one in choice.group.linears]
+        torn = next((one for one in linears if block and one.columns % block), None)
+        if torn is not None:
+            yield (
+                f"{name}: the rows of {torn.path} are {torn.columns} long, which is no whole number of blocks of "
+                f"{block}; quantizers refuse that. Take a length that divides it"
+            )
+
+
+def _between(found: PrecisionMap) -> tuple[str, ...]:
+    """Who runs integers of 5 and 6 bits, or what they would be good for."""
+    names = [option.format for option in found.choices[0].options]
+    between = [name for name in names if _is_between(WeightFormat.of(name))]
+    used = [name for name in between if name in found.formats.values()]
+    if used:
+        return (
+            f"{', '.join(used)}: compressed-tensors packs them since the middle of 2026, and vLLM runs them since then "
+            "with its Humming kernels; before that, integers of 4 and 8 bits alone. auto-round packs and runs them",
+        )
+    if between or not {"int4", "int8"} <= set(names) or not _LEAST < found.target < _MOST:
+        return ()
+    return (
+        "where what runs the model has integers of 5 and 6 bits, such a map may cost much less: "
+        "--formats int4,int5,int6,int8,bf16",
+    )
+
+
+def _is_between(form: WeightFormat) -> bool:
+    return form.number == "integer" and 4 < form.bits < 8
 
 
 def _llm_compressor(paths: Mapping[str, list[str]]) -> Recipe:

@@ -31,6 +31,7 @@ from noisescope.report.view import (
     Row,
     Section,
     Severity,
+    Spacing,
     Table,
     Threshold,
     View,
@@ -39,6 +40,8 @@ from noisescope.report.wording import label
 
 _LEVELS: dict[str, Level] = {"pass": "low", "fail": "critical", "undecided": "undecided", "error": "critical"}
 _NOT_RUN = Severity("not run", "none")
+# A loss of so many times what is accepted is drawn on a logarithmic axis; parts of a path that tell modules apart.
+_RUINOUS, _ENDING = 10.0, 3
 
 
 def _severity(word: str) -> Severity:
@@ -154,7 +157,7 @@ def _notes(plan: FaultPlan) -> list[Block]:
 def _losses(measured: Sequence[FaultOutcome]) -> Bars:
     bars = tuple(
         Bar(
-            outcome.case.name.removeprefix(f"{outcome.case.kind} "),
+            _place(outcome.case),
             figure_of(outcome.loss) or Figure(None),
             _severity(outcome.verdict),
             layers=outcome.case.layers or (),
@@ -166,7 +169,17 @@ def _losses(measured: Sequence[FaultOutcome]) -> Bars:
     limits = sorted({outcome.case.accepted.loss for outcome in measured})
     thresholds = tuple(Threshold(limit, "accepted", "critical") for limit in limits)
     caption = "A share of the clean score; under a fault of one generation step, of the tokens from that step on."
-    return Bars("Loss by fault", bars, "loss", "fault", "percent", thresholds=thresholds, caption=caption)
+    most = max(outcome.loss.estimate for outcome in measured if outcome.loss is not None)
+    # One ruinous fault would leave nothing to be seen of the others.
+    spacing: Spacing = "log" if most > _RUINOUS * max(limits) else "linear"
+    return Bars("Loss by fault", bars, "loss", "fault", "percent", "", spacing, thresholds, caption)
+
+
+def _place(case: FaultCase) -> str:
+    """Where it strikes, in few letters: a module by the end of its path, behind its layer."""
+    if not case.path:
+        return case.name.removeprefix(f"{case.kind} ")
+    return f"{'.'.join(case.path.split('.')[-_ENDING:])} {case.side}"
 
 
 def _after(outcomes: Sequence[FaultOutcome]) -> Curves:

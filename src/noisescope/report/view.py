@@ -158,6 +158,7 @@ class Bars(Shown):
     what: str
     form: Format = "plain"
     unit: str = ""
+    spacing: Spacing = "linear"
     thresholds: tuple[Threshold, ...] = ()
     caption: str = ""
     kind: Literal["bars"] = field(default="bars", init=False)

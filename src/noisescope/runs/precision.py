@@ -30,7 +30,7 @@ from noisescope.model.linears import Linears, linear_groups
 from noisescope.model.load import load
 from noisescope.prescribe.allocation import by_thresholds, exact, shortfall, spread
 from noisescope.prescribe.applying import rounded_weights
-from noisescope.prescribe.recipes import recipes
+from noisescope.prescribe.recipes import reader_notes, recipes
 from noisescope.report.writing import write_file
 from noisescope.runs.kept_keys import DIAGNOSIS, TOKENS, weights_key
 from noisescope.runs.observing import tokens_of
@@ -265,8 +265,8 @@ def _row(name: str, found: PrecisionMap, values: Sequence[float], best: Sequence
 
 
 def write_recipes(found: PrecisionMap, folder: Path) -> tuple[list[Path], list[str]]:
-    """The map in the words of other tools, as files; and what one of them has no word for."""
-    written, unsaid = [], []
+    """The map in the words of other tools, as files; and what they, or whoever runs them, have no word for."""
+    written, unsaid = [], list(reader_notes(found))
     for recipe in recipes(found):
         written.append(write_file(folder / FOLDER / recipe.name, recipe.text.encode()))
         unsaid += [

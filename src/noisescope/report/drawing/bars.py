@@ -30,24 +30,33 @@ from noisescope.report.drawing.pieces import (
     text,
     upright,
 )
-from noisescope.report.drawing.scale import Scale, tight, values_of
+from noisescope.report.drawing.scale import Scale, log, tight, values_of
 from noisescope.report.grids import bar_text
 from noisescope.report.markup import Element, Node, element
 from noisescope.report.view import Bar, Bars
 from noisescope.report.wording import number, shorten
 
 _PLOT, _ROW = 250.0, 26.0
+# A letter of a label takes no more.
+_LETTER = 6.5
 
 
 def draw_bars(block: Bars, width: float, *, narrow: bool) -> Picture:
     """The picture of a block of bars."""
-    scale = tight(reached(values_of(bar.figure for bar in block.bars), block.thresholds))
+    values = reached(values_of(bar.figure for bar in block.bars), block.thresholds)
+    scale = _decades(values) if block.spacing == "log" else tight(values)
     entries = levels_legend(bar.severity for bar in block.bars)
     marks = sorted({name for bar in block.bars for name in bar.marks})
     entries += [Entry((flag(0, 5),), name) for name in marks]
     heading, top = legend(entries, 0.0, width)
     body, height = (_lying if narrow else _upright)(block, scale, (width, top))
     return Picture(width, height, (*heading, *body), _description(block))
+
+
+def _decades(values: Sequence[float]) -> Scale:
+    """A logarithmic scale that begins below the smallest value, so that its bar has a height."""
+    least = min((value for value in values if value > 0), default=1.0)
+    return log([*values, least / 2])
 
 
 def _description(block: Bars) -> str:
@@ -77,7 +86,8 @@ def _upright(block: Bars, scale: Scale, size: tuple[float, float]) -> tuple[list
 
 
 def _measure(block: Bars) -> str:
-    return f"{block.measure} ({block.unit})" if block.unit else block.measure
+    unit = f" ({block.unit})" if block.unit else ""
+    return f"{block.measure}{unit}{', logarithmic' if block.spacing == 'log' else ''}"
 
 
 def _upright_bar(bar: Bar, x: float, thin: float, axis: Scale) -> list[Node]:
@@ -115,7 +125,7 @@ def _whisker(ends: tuple[float, float, float, float], cap: tuple[float, float]) 
 
 
 def _labels(labels: Sequence[str], left: float, step: float, bottom: float) -> list[Node]:
-    short = [shorten(label, 14) for label in labels]
+    short = [shorten(label, max(14, int(step / _LETTER))) for label in labels]
     skip = every(short, step)
     return [
         text(left + (i + 0.5) * step, bottom + 17, label, anchor="middle", size=SMALL)

@@ -6,7 +6,8 @@ RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo browser test test-slow test-ray check bench bench-faults bench-fingerprints bench-precision bench-readers
+.PHONY: setup demo browser test test-slow test-damage test-ray check
+.PHONY: bench bench-faults bench-fingerprints bench-precision bench-readers
 
 setup: $(READY)
 
@@ -32,9 +33,14 @@ test: browser
 test-slow: browser
 	@$(RUN)/python -m pytest -m slow
 
+# Every kind of file that is read, damaged in so many ways; the same ways each time, and more of them for a larger number.
+EXAMPLES ?= 2000
+test-damage: $(READY)
+	@$(RUN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal tests/hostile/test_damaged_files.py --examples $(EXAMPLES)
+
 # On a real Ray cluster of several nodes, all on this machine.
 test-ray: $(READY)
-	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
+	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray]' 'ray[default]'
 	@$(RUN)/python -m pytest -m "slow or not slow" tests/sweep/test_ray.py tests/contracts/test_executor_contract.py
 
 # In verl itself, which wants an older transformers: an environment of its own. Some of what verl needs to be imported

@@ -17,6 +17,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--examples", type=int, default=0, help="in how many ways each file of the fuzz tests is damaged")
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker("browser"):
         try:

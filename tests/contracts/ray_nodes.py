@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
+# Whoever reaches a Ray can run code on it. Ray itself would leave a token in the home folder.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 @contextmanager

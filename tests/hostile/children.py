@@ -55,7 +55,8 @@ class Told:
 class Children:
     """Commands in children of one parent, which may be started inside another command, such as unshare."""
 
-    def __init__(self, within: Sequence[str] = ()) -> None:
+    def __init__(self, within: Sequence[str] = (), *, can_mount: bool = False) -> None:
+        self.can_mount = can_mount
         own = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
         self._parent = subprocess.Popen(
@@ -108,6 +109,8 @@ def _serve() -> None:
         else:
             answer = asdict(_forked(Asked(**request["ask"])))
         print(json.dumps(answer), flush=True)
+    # Taking torch down in good order takes seconds.
+    os._exit(0)
 
 
 def _forked(asked: Asked) -> Told:

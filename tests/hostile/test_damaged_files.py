@@ -37,8 +37,11 @@ from noisescope.runs.reporting import view_of
 from noisescope.sweep.store import Store
 from noisescope.verl.diagnostic import IntegratedDiagnostic
 
-# A first look in the usual tests, a long one in the slow ones.
-COUNTS = [pytest.param(1, id="some"), pytest.param(10, id="many", marks=pytest.mark.slow)]
+
+@pytest.fixture(params=[pytest.param(40, id="some"), pytest.param(500, id="many", marks=pytest.mark.slow)])
+def examples(request: pytest.FixtureRequest) -> int:
+    """In how many ways each file is damaged: a first look in the usual tests, a longer one in the slow ones."""
+    return request.config.getoption("--examples") or request.param
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,6 @@ def spare(model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model, tmp_path / "model"))
 
 
-@pytest.mark.parametrize("many", COUNTS)
 @pytest.mark.parametrize(
     "line",
     [
@@ -74,10 +76,10 @@ def spare(model: Path, tmp_path: Path) -> Path:
     ],
     ids=lambda line: next(iter(line)) + str(len(line)),
 )
-def test_items(line: dict[str, Any], tmp_path: Path, many: int) -> None:
+def test_items(line: dict[str, Any], tmp_path: Path, examples: int) -> None:
     path = tmp_path / "items.jsonl"
     path.write_text(json.dumps(line))
-    assert read_damaged(path, EITHER, 100 * many, lambda: read_workload(path))
+    assert read_damaged(path, EITHER, examples, lambda: read_workload(path))
 
 
 YAML = """diagnostic:
@@ -92,8 +94,7 @@ YAML = """diagnostic:
 """
 
 
-@pytest.mark.parametrize("many", COUNTS)
-def test_settings(tmp_path: Path, many: int) -> None:
+def test_settings(tmp_path: Path, examples: int) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text(YAML.replace("  formats: &f [a, b]\n", ""))
     parser = parsers()[1]["diagnose"]
@@ -102,30 +103,26 @@ def test_settings(tmp_path: Path, many: int) -> None:
         with pytest.raises(NoisescopeError):
             fill(parser, path)
     path.write_text(YAML.replace("  formats: &f [a, b]\n", ""))
-    assert read_damaged(path, BYTES, 200 * many, lambda: fill(parser, path))
+    assert read_damaged(path, BYTES, examples, lambda: fill(parser, path))
 
 
-@pytest.mark.parametrize("many", COUNTS)
-def test_maps_of_devices(tmp_path: Path, many: int) -> None:
+def test_maps_of_devices(tmp_path: Path, examples: int) -> None:
     path = tmp_path / "map.json"
     path.write_text(json.dumps({"model": "cpu", "lm_head": 0}))
-    assert read_damaged(path, EITHER, 100 * many, lambda: device_map_of(str(path)))
+    assert read_damaged(path, EITHER, examples, lambda: device_map_of(str(path)))
 
 
-@pytest.mark.parametrize("many", COUNTS)
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_models_whose_description_is_damaged(spare: Path, name: str, many: int) -> None:
-    assert read_damaged(spare / name, EITHER, 60 * many, lambda: load(str(spare))) or name.startswith("gen")
+def test_models_whose_description_is_damaged(spare: Path, name: str, examples: int) -> None:
+    assert read_damaged(spare / name, EITHER, examples, lambda: load(str(spare))) or name.startswith("gen")
 
 
-@pytest.mark.parametrize("many", COUNTS)
-def test_models_whose_weights_are_damaged(spare: Path, many: int) -> None:
-    assert read_damaged(spare / "model.safetensors", BYTES, 60 * many, lambda: load(str(spare)))
+def test_models_whose_weights_are_damaged(spare: Path, examples: int) -> None:
+    assert read_damaged(spare / "model.safetensors", BYTES, examples, lambda: load(str(spare)))
 
 
-@pytest.mark.parametrize("many", COUNTS)
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "old.pt"])
-def test_checkpoints_of_bare_weights(spare: Path, name: str, tmp_path: Path, many: int) -> None:
+def test_checkpoints_of_bare_weights(spare: Path, name: str, tmp_path: Path, examples: int) -> None:
     path = tmp_path / "w" / name
     path.parent.mkdir()
     if name.endswith(".pt"):
@@ -133,15 +130,14 @@ def test_checkpoints_of_bare_weights(spare: Path, name: str, tmp_path: Path, man
         torch.save(state, path, _use_new_zipfile_serialization=name != "old.pt")
     else:
         shutil.copy(spare / "model.safetensors", path)
-    assert read_damaged(path, BYTES, 60 * many, lambda: load(str(path), config_from=str(spare)))
+    assert read_damaged(path, BYTES, examples, lambda: load(str(path), config_from=str(spare)))
 
 
-@pytest.mark.parametrize("many", COUNTS)
-def test_captures(tmp_path: Path, many: int) -> None:
+def test_captures(tmp_path: Path, examples: int) -> None:
     path = ns.capture(
         LlamaForCausalLM.from_pretrained(saved(tmp_path / "m")).eval(), [batch()], tmp_path / "c" / "a.capture"
     )
-    assert read_damaged(path, BYTES, 150 * many, lambda: read_capture(path))
+    assert read_damaged(path, BYTES, examples, lambda: read_capture(path))
 
 
 def report(folder: Path, where: Path) -> Callable[[], object]:
@@ -149,31 +145,28 @@ def report(folder: Path, where: Path) -> Callable[[], object]:
     return lambda: write_report(view_of(Store(folder)), where)
 
 
-@pytest.mark.parametrize("many", COUNTS)
 @pytest.mark.parametrize("name", ["about.json", "finding-diagnosis.json", "kept-profile.json", "blobs"])
-def test_run_folders_that_are_reported(run: Path, name: str, tmp_path: Path, many: int) -> None:
+def test_run_folders_that_are_reported(run: Path, name: str, tmp_path: Path, examples: int) -> None:
     folder = Path(shutil.copytree(run / "run", tmp_path / "run"))
     path = folder / name
     ways = EITHER
     if name == "blobs":
         mark = json.loads((folder / "kept-profile.json").read_text())["blob"]
         path, ways = path / f"{mark}.safetensors", BYTES
-    assert read_damaged(path, ways, 60 * many, report(folder, tmp_path / "pages"))
+    assert read_damaged(path, ways, examples, report(folder, tmp_path / "pages"))
 
 
-@pytest.mark.parametrize("many", COUNTS)
-def test_baselines_and_what_a_gate_found(run: Path, tmp_path: Path, many: int) -> None:
+def test_baselines_and_what_a_gate_found(run: Path, tmp_path: Path, examples: int) -> None:
     folder = Path(shutil.copytree(run, tmp_path / "runs"))
-    assert read_damaged(folder / "baseline.json", EITHER, 100 * many, lambda: read_baseline(folder / "baseline.json"))
+    assert read_damaged(folder / "baseline.json", EITHER, examples, lambda: read_baseline(folder / "baseline.json"))
     gate = folder / "gate"
-    assert read_damaged(gate / "finding-gate.json", EITHER, 60 * many, report(gate, tmp_path / "pages"))
-    assert read_damaged(gate / "finding-gate.json", EITHER, 60 * many, lambda: read_baseline(gate))
+    assert read_damaged(gate / "finding-gate.json", EITHER, examples, report(gate, tmp_path / "pages"))
+    assert read_damaged(gate / "finding-gate.json", EITHER, examples, lambda: read_baseline(gate))
 
 
-@pytest.mark.parametrize("many", COUNTS)
-def test_histories_pass_over_what_is_damaged(run: Path, tmp_path: Path, many: int) -> None:
+def test_histories_pass_over_what_is_damaged(run: Path, tmp_path: Path, examples: int) -> None:
     path = Path(shutil.copy(run / "history.jsonl", tmp_path))
-    assert read_damaged(path, BYTES, 100 * many, lambda: read_history(path)) == 0
+    assert read_damaged(path, BYTES, examples, lambda: read_history(path)) == 0
 
 
 def sections(model: Path, path: Path) -> Path:
@@ -185,26 +178,23 @@ def sections(model: Path, path: Path) -> Path:
     return diagnostic.save_report(path)
 
 
-@pytest.mark.parametrize("many", COUNTS)
-def test_reports(model: Path, run: Path, tmp_path: Path, many: int) -> None:
+def test_reports(model: Path, run: Path, tmp_path: Path, examples: int) -> None:
     path = sections(model, tmp_path / "a" / "sections.json")
-    assert read_damaged(path, EITHER, 60 * many, lambda: IntegratedDiagnostic.load_report(path))
+    assert read_damaged(path, EITHER, examples, lambda: IntegratedDiagnostic.load_report(path))
     page = Path(shutil.copy(run / "run" / "report.json", tmp_path / "a" / "report.json"))
-    assert read_damaged(page, EITHER, 60 * many, lambda: from_json(page.read_text("utf-8", "replace")))
+    assert read_damaged(page, EITHER, examples, lambda: from_json(page.read_text("utf-8", "replace")))
 
 
-@pytest.mark.parametrize("many", COUNTS)
-def test_gguf(tmp_path: Path, many: int) -> None:
+def test_gguf(tmp_path: Path, examples: int) -> None:
     tokens, merges = DIGITS_APART
     (folder := tmp_path / "g").mkdir()
     path = write_gguf(folder / "small.gguf", llama(len(tokens)), tokens, merges)
-    assert read_damaged(path, BYTES, 20 * many, lambda: load(str(path)))
+    assert read_damaged(path, BYTES, examples, lambda: load(str(path)))
 
 
-@pytest.mark.parametrize("many", COUNTS)
 @pytest.mark.parametrize("kept", ["profile", "channels", "law"])
 def test_what_was_kept_of_a_run_that_is_gone_on_with(
-    model: Path, run: Path, tmp_path: Path, kept: str, many: int
+    model: Path, run: Path, tmp_path: Path, kept: str, examples: int
 ) -> None:
     """Arrays of another kind, with names and checksums that are right, come from a foreign hand or another version."""
     folder = Path(shutil.copytree(run / "run", tmp_path / "run"))
@@ -221,7 +211,7 @@ def test_what_was_kept_of_a_run_that_is_gone_on_with(
         {name: np.zeros((2, 0), np.int8) for name in names},
         dict(zip(names, [arrays[name] for name in reversed(names)], strict=True)),
     ]
-    for one in wrong if many > 1 else wrong[:1] + wrong[3:]:
+    for one in wrong if examples > 100 else wrong[:1] + wrong[3:]:
         store.keep(kept, note["key"], one)
         order = read_words(asked)
         with contextlib.suppress(NoisescopeError):
@@ -229,6 +219,12 @@ def test_what_was_kept_of_a_run_that_is_gone_on_with(
 
 
 def test_files_of_one_kind_in_the_place_of_another(model: Path, run: Path, tmp_path: Path) -> None:
+    described = str(model)
+    readers = {
+        **READERS,
+        "weights": (lambda path: load(str(path), config_from=described), ".safetensors"),
+        "pickle": (lambda path: load(str(path), config_from=described), ".pt"),
+    }
     (place := tmp_path / "place").mkdir()
     blob = next((run / "run" / "blobs").iterdir())
     held = {path.name: path.read_bytes() for path in (run / "run").iterdir() if path.is_file()}
@@ -236,7 +232,7 @@ def test_files_of_one_kind_in_the_place_of_another(model: Path, run: Path, tmp_p
     held |= {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     held["pickle.pt"] = pickle.dumps({"a": 1})
     for name, data in held.items():
-        for reader, ending in READERS.values():
+        for reader, ending in readers.values():
             path = place / f"file{ending}"
             path.write_bytes(data)
             try:
@@ -256,6 +252,4 @@ READERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "history": (read_history, ".jsonl"),
     "report": (IntegratedDiagnostic.load_report, ".json"),
     "gguf": (lambda path: load(str(path)), ".gguf"),
-    "weights": (lambda path: load(str(path), config_from="demo"), ".safetensors"),
-    "pickle": (lambda path: load(str(path), config_from="demo"), ".pt"),
 }

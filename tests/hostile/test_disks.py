@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,24 +16,15 @@ from hostile.test_killed import results, trials
 ALL = "--data demo:texts --samples 4 --seeds 1 --noise-scale 0.2"
 DIAGNOSE = shlex.split(f"diagnose ../model {ALL} --out run")
 GATE = shlex.split(f"gate ../model {ALL} --out gate --save-baseline baseline.json --history history.jsonl")
-UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(children: Children, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not children.can_mount:
+        pytest.skip("mounting is not permitted here")
     path = tmp_path_factory.mktemp("disks")
     saved(path / "model")
     return path
-
-
-@pytest.fixture(scope="module")
-def children() -> Iterator[Children]:
-    """Commands that see mounts of their own."""
-    tried = [*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"]
-    if shutil.which("unshare") is None or subprocess.run(tried, check=False, capture_output=True).returncode:
-        pytest.skip("mounting is not permitted here")
-    with Children(UNSHARE) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +43,7 @@ def refused(told: Told, *words: str) -> None:
     assert "not foreseen" not in last
 
 
-@pytest.mark.parametrize("kilobytes", [0, 8, 24, 80])
+@pytest.mark.parametrize("kilobytes", [0, 24, *(pytest.param(size, marks=pytest.mark.slow) for size in (8, 80, 200))])
 def test_a_disk_that_fills_up_loses_nothing_and_is_gone_on_with(
     children: Children, place: Path, whole: Path, tmp_path: Path, kilobytes: int
 ) -> None:

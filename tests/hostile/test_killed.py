@@ -6,21 +6,16 @@ import json
 import random
 import shlex
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hostile.children import Asked, Children
+from hostile.children import Asked, Children, Told
 from hostile.models import saved
 
 COMMAND = shlex.split("diagnose ../model --data demo:texts --samples 6 --seeds 1 --noise-scale 0.2 --out run")
-
-
-@pytest.fixture(scope="module")
-def children() -> Iterator[Children]:
-    with Children() as found:
-        yield found
+MOST = 4  # kills of one run
 
 
 def results(run: Path) -> dict[str, bytes]:
@@ -36,7 +31,7 @@ def trials(run: Path) -> Counter[str]:
     return Counter(json.loads(line)["key"] for line in lines)
 
 
-@pytest.mark.parametrize("kills", [pytest.param(8, id="some"), pytest.param(50, id="many", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(5, id="some"), pytest.param(50, id="many", marks=pytest.mark.slow)])
 def test_killed_at_random_moments_it_says_the_same_and_no_trial_is_repeated_or_lost(
     children: Children, tmp_path: Path, kills: int
 ) -> None:
@@ -50,14 +45,19 @@ def test_killed_at_random_moments_it_says_the_same_and_no_trial_is_repeated_or_l
     while killed < kills:
         (place := tmp_path / f"folder-{folders}").mkdir()
         folders += 1
-        told = None
+        told, here = None, 0
         while told is None or told.killed:
-            # Half of them at a moment, half of them at, in the midst of, or just behind something that is written.
-            moment = {"after": chance.uniform(0, undisturbed.seconds)} if chance.random() < 0.5 else {}
-            step = {} if moment else {"at": chance.randrange(1, undisturbed.steps + 1)}
-            told = children.run(Asked(str(place), COMMAND, **moment, **step))
-            killed += told.killed
+            told = children.run(Asked(str(place), COMMAND, **moment(chance, undisturbed) if here < MOST else {}))
+            here += told.killed
+        killed += here
         assert told.status == 0, told.err
         assert results(place / "run") == expected
         assert trials(place / "run") == asked
-    assert folders > 1
+    assert folders > kills // MOST
+
+
+def moment(chance: random.Random, undisturbed: Told) -> dict[str, Any]:
+    """Half of them any, half of them at, in the midst of, or just behind something that is written."""
+    if chance.random() < 0.5:
+        return {"after": chance.uniform(0, undisturbed.seconds)}
+    return {"at": chance.randrange(1, undisturbed.steps + 1)}

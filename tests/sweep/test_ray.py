@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from noisescope.sweep.bench import ModelBench, Task
 from noisescope.sweep.executors.ray import Actors, Cluster, WorkerError, _Seat
 from noisescope.sweep.executors.serial import Serial
 from noisescope.sweep.packed import PackedBench, packed
+from noisescope.sweep.store import Store
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; pip install 'noisescope[ray]'")
 # Ray's own test cluster leaves sockets and processes to the garbage collector.
@@ -37,6 +41,7 @@ LEAKS = ["ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWar
 pytestmark = [pytest.mark.slow, *map(pytest.mark.filterwarnings, LEAKS)]
 TASK = Task(completions(), "nll", SETTINGS)
 SECONDS = 240
+RAY = str(Path(sys.executable).with_name("ray"))
 COMMAND = "import sys; from noisescope.cli.main import main; sys.exit(main())"
 
 
@@ -230,26 +235,99 @@ def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyP
         list(Actors(NumericBench(), threads=1).run(trials(1)))
 
 
-def test_the_whole_command_on_a_cluster_says_what_it_says_alone(model: torch.nn.Module, tmp_path: Path) -> None:
+ASKED = shlex.split("--mode operator --data demo:texts --samples 8 --seeds 1 --noise-scale 0.2")
+
+
+def diagnosis(folder: Path, out: str) -> list[str]:
+    """The command by which a model of that folder is diagnosed."""
+    return [sys.executable, "-c", COMMAND, "diagnose", str(folder / "model"), *ASKED, "--out", str(folder / out)]
+
+
+def found(folder: Path, out: str) -> tuple[str, list[str]]:
+    """What was concluded, without the words by which it was asked for, and all readings."""
+    text = (folder / out / "finding-diagnosis.json").read_text()
+    readings = sorted(map(encode, Store(folder / out).readings().values()))
+    assert len(text) > 1000 and len(readings) > 5
+    return text.replace(" --ray", "").replace(f"--out {folder / out}", ""), readings
+
+
+@pytest.fixture
+def alone(model: torch.nn.Module, tmp_path: Path) -> Path:
+    """A folder with the model and with what a diagnosis in one process says of it."""
     model.save_pretrained(tmp_path / "model")
     letters().save_pretrained(tmp_path / "model")
+    subprocess.run(diagnosis(tmp_path, "alone"), check=True, timeout=SECONDS, capture_output=True)
+    return tmp_path
+
+
+def test_the_whole_command_on_a_cluster_says_what_it_says_alone(alone: Path) -> None:
     with nodes({}, head_cpus=1) as (cluster, _):
-        asked = shlex.split("diagnose model --mode operator --data demo:texts --samples 8 --seeds 1 --noise-scale 0.2")
-        env = {**os.environ, "RAY_ADDRESS": cluster.address, "OMP_NUM_THREADS": "1"}
-        for out, more in (("alone", []), ("ray", ["--ray"])):
-            command = [sys.executable, "-c", COMMAND, *asked, "--out", out, *more]
-            subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=SECONDS, capture_output=True)
-    held = {}
-    for out in ("alone", "ray"):
-        text = (tmp_path / out / "finding-diagnosis.json").read_text()
-        held[out] = text.replace(" --ray", "").replace(f"--out {out}", "")
-    assert held["ray"] == held["alone"] and len(held["ray"]) > 1000
+        env = {**os.environ, "RAY_ADDRESS": cluster.address}
+        command = [*diagnosis(alone, "ray"), "--ray"]
+        subprocess.run(command, env=env, check=True, timeout=SECONDS, capture_output=True)
+    assert found(alone, "ray") == found(alone, "alone")
 
 
-def test_without_any_cluster_one_is_started_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+@pytest.fixture
+def own_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where Ray notes its address: not beside other clusters of this machine. The names of sockets have to be short."""
     if ray.is_initialized():
         ray.shutdown()
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield Path(folder)
+
+
+@contextmanager
+def head(folder: Path) -> Iterator[tuple[int, int]]:
+    """A cluster as a person starts it, with the ports of itself and of its dashboard."""
+    port, dashboard, agent = free_ports(3)
+    ports = f"--port {port} --dashboard-port {dashboard} --dashboard-agent-listen-port {agent}"
+    start = f"start --head {ports} --include-dashboard true --num-cpus 2 --block"
+    env = {**os.environ, "PYTHONPATH": str(TESTS.parent / "src"), "OMP_NUM_THREADS": "1"}
+    with (folder / "head.log").open("w") as log:
+        process = subprocess.Popen([RAY, *start.split()], env=env, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + SECONDS
+        while "Ray runtime started" not in (folder / "head.log").read_text():
+            assert process.poll() is None and time.monotonic() < deadline, (folder / "head.log").read_text()[-2000:]
+            time.sleep(0.5)
+        yield port, dashboard
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+
+
+def test_the_command_is_submitted_as_a_job_and_says_what_it_says_alone(alone: Path, own_place: Path) -> None:
+    pytest.importorskip("aiohttp_cors", reason="jobs need Ray's dashboard; pip install 'ray[default]'")
+    with head(alone) as (port, dashboard):
+        job = [RAY, "job", "submit", "--address", f"http://127.0.0.1:{dashboard}", "--"]
+        told = subprocess.run(
+            [*job, *diagnosis(alone, "job"), "--ray"], check=False, timeout=SECONDS, capture_output=True, text=True
+        )
+        assert told.returncode == 0, told.stdout[-2000:] + told.stderr[-2000:]
+        foreign = [*diagnosis(alone, "refused"), "--ray", f"127.0.0.1:{port}"]
+        env = {**os.environ, "RAY_AUTH_TOKEN": "0" * 64}
+        refused = subprocess.run(foreign, env=env, check=False, timeout=SECONDS, capture_output=True, text=True)
+    assert found(alone, "job") == found(alone, "alone")
+    assert refused.returncode == 2 and "RAY_AUTH_TOKEN" in refused.stderr.splitlines()[-1], refused.stderr
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["none", "one that is gone"])
+def test_without_a_cluster_one_is_started_and_ended(
+    noted: bool, own_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if noted:
+        (own_place / "ray").mkdir()
+        (own_place / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS.parent / "src")]))
     with Actors(NumericBench(), threads=1) as executor:
         readings = list(executor.run(trials(6)))

@@ -16,7 +16,7 @@ import torch
 
 from noisescope.core.records import Params
 from noisescope.measure.batches import Samples, Settings, prepare
-from noisescope.measure.metrics import USUAL
+from noisescope.measure.metrics import USUAL, metric_for
 from noisescope.measure.workload import Workload
 from noisescope.model.placement import device_map_of
 from noisescope.runs.diagnosing import Desk, Patient, about
@@ -61,9 +61,12 @@ class Order:
 def opened(order: Order, stream: TextIO | None) -> Iterator[Desk]:
     """The order made ready; workers go and the folder is closed at the end of the block."""
     options: dict[str, Any] = dict(order.load_options)
+    shape = order.workload.shape
+    # A name that is wrong is told before a model is loaded for minutes.
+    metric = metric_for(order.metric or USUAL[shape], shape)
     subject = load(order.source, **options)
     settings = Settings.of(subject.model)
-    task = Task(order.workload, order.metric or USUAL[order.workload.shape], settings)
+    task = Task(order.workload, metric.name, settings)
     samples = prepare(task.workload, subject.tokenizer, task.metric, settings)
     calibration = samples
     if order.calibration is not None:

@@ -248,21 +248,39 @@ def _imported() -> ModuleType:
 
 def _join(ray: ModuleType, address: str) -> None:
     where = address or os.environ.get("RAY_ADDRESS", "")
+    advice = "Start one with `ray start --head`, or name none, here and in RAY_ADDRESS: then one is started."
     try:
-        _see_that_it_answers(where)
-        ray.init(address=address or None, log_to_driver=False, logging_level=logging.ERROR)
+        if _has_answered(where):
+            advice = (
+                "Something answers there. A Ray with a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here too."
+            )
+        target = address or ("local" if not where and _last_one_is_gone() else None)
+        ray.init(address=target, log_to_driver=False, logging_level=logging.ERROR)
     except (Exception, SystemExit) as problem:
-        raise WorkerError(
-            f"no Ray cluster {f'at {where}' if where else 'could be started'}: {_first_sentence(problem)}. Start one "
-            "with `ray start --head`, or name none, here and in RAY_ADDRESS: then one is started."
-        ) from problem
+        told = f"no Ray cluster {f'at {where}' if where else 'could be started'}: {_first_sentence(problem)}"
+        raise WorkerError(f"{told}. {advice}") from problem
 
 
-def _see_that_it_answers(address: str) -> None:
-    """Ray itself asks for three minutes whether nobody is there, and then ends the process."""
+def _has_answered(address: str) -> bool:
+    """Raises if nobody is there: Ray itself asks for three minutes, and then ends the process."""
     host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "//" not in address:
+    asked = bool(host and port.isdigit() and "//" not in address)
+    if asked:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
+    return asked
+
+
+def _last_one_is_gone() -> bool:
+    """Whether the Ray that was last started on this machine ended without `ray stop`: its address is still noted."""
+    try:
+        from ray._private.services import find_bootstrap_address
+
+        _has_answered(find_bootstrap_address(None) or "")
+    except OSError:
+        return True
+    except (ImportError, TypeError):  # another version of Ray: it may look for itself, which takes longer
+        return False
+    return False
 
 
 def _put(ray: ModuleType, shared: Shared | None, make_bench: Callable[[], Bench]) -> Any:

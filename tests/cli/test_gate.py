@@ -165,6 +165,19 @@ def test_strict_fails_what_is_not_shown_and_a_baseline_has_to_be_named(
     assert "--baseline is missing" in capsys.readouterr().err
 
 
+def check_github(steps: list[dict[str, Any]], history: str) -> None:
+    """The history is taken out of the cache and put back under the same key, also by a gate that failed."""
+    (taken,) = [step for step in steps if "cache/restore@" in step.get("uses", "")]
+    (kept,) = [step for step in steps if "cache/save@" in step.get("uses", "")]
+    assert taken["with"]["path"] == kept["with"]["path"] == history and kept["if"] == "always()"
+    assert taken["with"]["key"] == kept["with"]["key"] and kept["with"]["key"].startswith(taken["with"]["restore-keys"])
+    gate = next(place for place, step in enumerate(steps) if step.get("run", "").startswith("noisescope "))
+    assert steps.index(taken) < gate < steps.index(kept)
+    # A cache of pip needs a file to go by: this one is there, because the job is in it.
+    (python,) = [step["with"] for step in steps if "setup-python@" in step.get("uses", "")]
+    assert python["cache-dependency-path"] in template("github")
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_is_yaml_that_calls_the_command_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
@@ -179,9 +192,28 @@ def test_a_template_is_yaml_that_calls_the_command_as_it_is(name: str, capsys: p
     assert (asked.model, asked.baseline) == ("$CHECKPOINT", Path("gate/baseline.json"))
     kept = job["steps"][-1]["with"]["path"].split() if name == "github" else job["artifacts"]["paths"]
     assert kept == [f"{asked.out}/report.html", f"{asked.out}/figures", str(asked.history)]
-    cached = job["steps"][3]["with"]["path"].split() if name == "github" else job["cache"]["paths"]
-    assert str(asked.history) in cached
+    if name == "gitlab":
+        assert str(asked.history) in job["cache"]["paths"] and job["cache"]["when"] == "always"
+    else:
+        check_github(job["steps"], str(asked.history))
     assert "CHECKPOINT" in (plain["env"] if name == "github" else job["variables"])
+
+
+@pytest.mark.parametrize(("name", "schema"), [("github", "github-workflows"), ("gitlab", "gitlab-ci")])
+def test_a_template_fits_the_schema_of_where_it_runs(
+    name: str, schema: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The schemas are those that come with check-jsonschema, so that nothing is fetched."""
+    checker = pytest.importorskip("check_jsonschema")
+    file = tmp_path / f"{name}.yml"
+    for text, status in (
+        (template(name), 0),
+        (template(name).replace("image:", "imag:").replace("runs-on:", "on:"), 1),
+    ):
+        file.write_text(text)
+        with pytest.raises(SystemExit) as end:
+            checker.main(["--builtin-schema", f"vendor.{schema}", str(file)])
+        assert end.value.code == status, capsys.readouterr().out
 
 
 def test_an_unknown_template_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from noisescope.diagnose.gate import Gate, OperatorGate
 from noisescope.diagnose.gated import Gated
 from noisescope.diagnose.harm import shown_harm, yardstick
@@ -15,14 +17,15 @@ _MEANING = {
     "error": "it could not be judged",
 }
 
+_HEADS = ("operator", "here", "baseline", "p", "verdict")
+
 
 def gate_lines(gated: Gated) -> list[str]:
     """The verdict, what it was judged by, a line for each operator, and the findings."""
     gate = gated.gate
     lines = [f"Gate: {gate.verdict.upper()}, {_MEANING[gate.verdict]}", *_terms(gated)]
     if gate.operators:
-        lines.append(f"  {'operator':<12}{'here':<30} {'baseline':<30} {'p':<22}verdict")
-        lines += [_operator(gate.setting, one) for one in gate.operators]
+        lines += _aligned([_HEADS, *(_cells(gate.setting, one) for one in gate.operators)])
     lines += [f"  [{finding.severity}] {finding.statement}" for finding in gate.findings]
     return [*lines, f"Cost: {gate.cost:.1f} clean evaluations"]
 
@@ -53,11 +56,16 @@ def _plain(interval: Interval) -> str:
     return f"{interval.estimate:.4g} ({interval.low:.4g} to {interval.high:.4g})"
 
 
-def _operator(setting: Setting, one: OperatorGate) -> str:
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _cells(setting: Setting, one: OperatorGate) -> tuple[str, ...]:
     here = "" if one.harm is None else shown_harm(setting, one.harm)
     there = "" if one.baseline is None else shown_harm(setting, one.baseline)
-    p = [("baseline", one.p_baseline), ("maximum", one.p_maximum)]
-    shown = ", ".join(f"{value:.2g}" for _, value in p if value is not None)
+    shown = ", ".join(f"{value:.2g}" for value in (one.p_baseline, one.p_maximum) if value is not None)
     more = f", about {one.more_samples} more samples would decide" if one.more_samples else ""
     limits = f" ({' and '.join(one.beyond)})" if one.beyond else ""
-    return f"  {one.operator:<12}{here:<30} {there:<30} {shown:<22}{one.verdict}{limits}{more}"
+    return one.operator, here, there, shown, f"{one.verdict}{limits}{more}"

@@ -7,6 +7,7 @@ before the last rounding.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,7 +46,12 @@ def lean_of(seen: Tensor, exact: Tensor, before: Tensor | float, more: Tensor | 
         return 0.0
     room = float(before.sum()) if isinstance(before, Tensor) else before * exact.numel()
     step = half_spacing(exact.abs() + before, seen.dtype).add_(more)
-    return leaning(host(seen), [exact, rounded(exact, seen.dtype)], room, step, by_rows=False)
+    return leaning(host(seen), _measures(exact, seen.dtype), room, step, by_rows=False)
+
+
+def _measures(exact: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    yield exact
+    yield rounded(exact, dtype)
 
 
 def leans(found: Judged, lean: float) -> Judged:

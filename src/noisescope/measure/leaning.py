@@ -8,7 +8,7 @@ single values; `rounding` does.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,25 +19,44 @@ _SIGMAS = 6.0
 _FEWEST = 64
 
 
-def leaning(seen: Tensor, measures: Sequence[Tensor], room: float, step: Tensor, *, by_rows: bool) -> float:
+def leaning(seen: Tensor, measures: Iterable[Tensor], room: float, step: Tensor, *, by_rows: bool) -> float:
     """The sum of all errors, or of all along the value's sign, in units of what chance allows.
 
-    `measures` are exact values and their roundings, `step` the largest rounding of each value, `room` the sum of the
-    errors before it. Equal values, or with `by_rows` the values of equal rows and of one row, may err as one.
+    `measures` are exact values and their roundings, taken one after another while all of them see a lean; `step` the
+    largest rounding of each value, `room` the sum of the errors before it. Equal values, or with `by_rows` the values
+    of equal rows and of one row, may err as one.
     """
     if seen.numel() < _FEWEST:
         return 0.0
-    exact = measures[0]
-    errors = [seen - measure for measure in measures]
-    sums = max(_least([e.sum() for e in errors]), _least([(e * exact.sign()).sum() for e in errors]))
-    if not math.isfinite(sums) or sums <= room + _SIGMAS * math.sqrt(float(step.square().sum()) / 3):
-        return 0.0
-    return sums / (room + _SIGMAS * math.sqrt(_variance(exact, step, by_rows=by_rows)))
+    rest = iter(measures)
+    exact = next(rest)
+    sign, limit = exact.sign().flatten(), room + _SIGMAS * math.sqrt(float(_dot(step, step)) / 3)
+    found = [_sums(seen - exact, sign)]
+    while any(_is_above(found, way, limit) for way in (0, 1)):
+        measure = next(rest, None)
+        if measure is None:
+            sums = max(_least([both[way] for both in found]) for way in (0, 1))
+            return sums / (room + _SIGMAS * math.sqrt(_variance(exact, step, by_rows=by_rows)))
+        found.append(_sums(seen - measure, sign))
+    return 0.0
 
 
-def _least(sums: Sequence[Tensor]) -> float:
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    return torch.dot(one.flatten(), other.flatten())
+
+
+def _sums(errors: Tensor, sign: Tensor) -> tuple[float, float]:
+    """The sum of errors, and of errors along the sign of the value."""
+    return float(errors.sum()), float(_dot(errors, sign))
+
+
+def _is_above(found: Sequence[tuple[float, float]], way: int, limit: float) -> bool:
+    sums = _least([both[way] for both in found])
+    return math.isfinite(sums) and sums > limit
+
+
+def _least(values: Sequence[float]) -> float:
     """The smallest of sums of one sign; 0 where their signs differ."""
-    values = [float(s) for s in sums]
     same = all(v > 0 for v in values) or all(v < 0 for v in values)
     return min(abs(v) for v in values) if same else 0.0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -102,15 +103,16 @@ class Wide(TorchFunctionMode):
         else:
             wide_args = tuple(_widened(a) for a in args)
             out = func(*wide_args, **{name: _widened(value) for name, value in kwargs.items()})
-        dtype = asked or _promoted((*args, *kwargs.values()))
-        return _mapped(out, lambda x: self._named(x, dtype))
+        given = [x for x in _tensors([args, kwargs]) if x.is_floating_point()]
+        dtype = asked or _promoted(given)
+        return _mapped(out, lambda x: self._named(x, dtype, given))
 
-    def _named(self, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    def _named(self, x: Tensor, dtype: torch.dtype | None, given: list[Tensor]) -> Tensor:
         if not x.is_floating_point():
             return x
         dtype = dtype or x.dtype
         x = x if x.dtype is torch.float64 else x.double()
-        if self.rounding and dtype is not torch.float64:
+        if self.rounding and dtype is not torch.float64 and not _is_rounded(x, dtype, given):
             x = rounded(x, dtype)
         return _with_dtype(x, dtype)
 
@@ -171,12 +173,20 @@ def _widened(value: Any) -> Any:
     return value
 
 
-def _promoted(values: tuple[Any, ...]) -> torch.dtype | None:
+def _promoted(given: list[Tensor]) -> torch.dtype | None:
     found: torch.dtype | None = None
-    for x in _tensors(values):
-        if x.is_floating_point() and (x.dim() or found is None):
+    for x in given:
+        if x.dim() or found is None:
             found = nominal(x) if found is None else torch.promote_types(found, nominal(x))
     return found
+
+
+def _is_rounded(x: Tensor, dtype: torch.dtype, given: list[Tensor]) -> bool:
+    """Whether a result is a view of what went in, in the same dtype: no value is new. What works in place is none."""
+    if any(x is one for one in given):
+        return False
+    memory = x.untyped_storage().data_ptr()
+    return any(nominal(one) is dtype and one.untyped_storage().data_ptr() == memory for one in given)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -244,14 +254,14 @@ class _Stub:
 class Replayed:
     """One tensor of the run, its exact value, its value with roundings, and its answer to a dither of the inputs.
 
-    `name` says what it was given to; it is empty for what the module gave itself.
+    `name` says what it was given to; it is empty for what the module gave itself. Without the dither less is allowed.
     """
 
     name: str
     seen: Tensor
     exact: Tensor
     rough: Tensor
-    dithered: Tensor
+    dithered: Tensor | None
 
     @property
     def allowed(self) -> Tensor:
@@ -261,24 +271,30 @@ class Replayed:
         """
         return (self.rough - self.exact).abs_().mul_(2).add_(self.answer)
 
-    @property
+    @cached_property
     def answer(self) -> Tensor:
         """The part of it for the last bit of the sums, which is the same along a row."""
-        moved = (self.dithered - self.exact).abs_().maximum(_LAST_BIT * self.exact.abs()).amax(-1, keepdim=True)
-        return moved.mul_(_DITHERS + self.seen.shape[-1] ** 0.5)
+        largest = self.exact.abs().amax(-1, keepdim=True).mul_(_LAST_BIT)
+        if self.dithered is not None:
+            largest = largest.maximum((self.dithered - self.exact).abs_().amax(-1, keepdim=True))
+        return largest.mul_(_DITHERS + self.seen.shape[-1] ** 0.5)
 
     @property
     def lean(self) -> float:
         """How far all values together lean one way, in units of what chance allows."""
         if not is_short(self.seen.dtype):
             return 0.0
-        measures = [self.exact, rounded(self.exact, self.seen.dtype), self.rough]
         step = half_spacing(self.exact.abs(), self.seen.dtype).mul_(2).add_((self.rough - self.exact).abs_())
         room = float(self.answer.sum()) * self.seen.shape[-1]
-        return leaning(host(self.seen), measures, room, step, by_rows=True)
+        return leaning(host(self.seen), self._measures(), room, step, by_rows=True)
+
+    def _measures(self) -> Iterator[Tensor]:
+        yield self.exact
+        yield rounded(self.exact, self.seen.dtype)
+        yield self.rough
 
 
-def replay(call: Call, operator_of: OperatorOf) -> tuple[int, list[Replayed]]:
+def replay(call: Call, operator_of: OperatorOf, *, dithering: bool = True) -> tuple[int, list[Replayed]]:
     """What a module gave, and what it gave to its children and operators, computed on the host.
 
     Returns how many values are the same to the last bit and the tensors that are not. Raises CannotReplayError where
@@ -291,9 +307,9 @@ def replay(call: Call, operator_of: OperatorOf) -> tuple[int, list[Replayed]]:
         if all(same):
             return equal, []
         exact = _run(call, operator_of, rounding=False)
-        dithered = _run(call, operator_of, rounding=False, change=_Dither())
+        dithered = _run(call, operator_of, rounding=False, change=_Dither()) if dithering else [None] * len(same)
     runs = [row for row in zip(rough, exact, dithered, same, strict=True) if not row[3]]
-    return equal, [Replayed(r[0], r[1], e[2], r[2], d[2]) for r, e, d, _ in runs]
+    return equal, [Replayed(r[0], r[1], e[2], r[2], None if d is None else d[2]) for r, e, d, _ in runs]
 
 
 def _is_same(seen: Tensor, rough: Tensor) -> bool:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Of a wide dtype, the whole numbers of its size and where its exponent is in them.
+_EXPONENTS = {torch.float64: (torch.int64, 0x7FF0000000000000), torch.float32: (torch.int32, 0x7F800000)}
+
 
 def host(x: Tensor) -> Tensor:
     """The values in float64 on the host."""
@@ -32,14 +35,18 @@ def sum_unit(dtype: torch.dtype) -> float:
 
 
 def half_spacing(size: Tensor, dtype: torch.dtype) -> Tensor:
-    """Half the distance between neighbours of a dtype at |size|: the most that one rounding to nearest moves."""
-    whole = size.contiguous().view(torch.int64).bitwise_and(0x7FF0000000000000)
+    """Half the distance between neighbours of a dtype at |size|: the most that one rounding to nearest moves.
+
+    The sizes are in float64, or in float32 for the short formats.
+    """
+    whole, exponent = _EXPONENTS[size.dtype]
     # Machines may flush subnormals of the wide formats; those of float16 are values like others.
     info = torch.finfo(dtype)
     least = info.smallest_normal * info.eps if dtype is torch.float16 else info.smallest_normal
-    return whole.view(torch.float64).mul_(info.eps / 2).clamp_(min=least)
+    power = size.contiguous().view(whole).bitwise_and(exponent)
+    return power.view(size.dtype).mul_(info.eps / 2).clamp_(min=least)
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values of a float64 tensor after rounding to a dtype, still in float64."""
-    return x.to(dtype).to(torch.float64)
+    """The values of a wide tensor after rounding to a dtype, still as wide."""
+    return x.to(dtype).to(x.dtype)

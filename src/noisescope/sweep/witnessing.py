@@ -6,6 +6,7 @@ torch calls. It draws no conclusion.
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,6 +73,7 @@ class Observer:
         self._frames: list[_Frame] = []
         self._known: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._ordinals: dict[tuple[str, str], int] = {}
+        self._marks = _Marks()
         self._batch, self._order = 0, 0
 
     def _learn(self) -> dict[str, Part | None]:
@@ -88,6 +90,7 @@ class Observer:
         """Examine what runs inside, as one run of one batch."""
         self._frames.clear()
         self._ordinals.clear()
+        self._marks.forget()
         self._batch, self._order = batch, 0
         look = Injection(noise(scale=0.0), operators=OPERATORS)
         with Injecting(self.model, look, strict=False, witness=self._witness):
@@ -183,7 +186,7 @@ class Observer:
         key = (site.path, site.operator)
         ordinal = self._ordinals[key] = self._ordinals.get(key, 0) + 1
         place = (self._batch, *key, ordinal)
-        marks = (_mark(given), _mark(out))
+        marks = (self._marks.of(given), self._marks.of(out))
         known = self._known.setdefault(place, marks)
         first = known is marks
         if not (first or inside) and known[0] == marks[0] and known[1] != marks[1]:
@@ -192,12 +195,34 @@ class Observer:
         return first or known != marks
 
 
-def _mark(value: Any) -> int:
-    """A checksum of all bits of the floating tensors in a structure."""
-    mark = 0
-    for x in tensors_of(value if isinstance(value, dict) else [value]):
-        mark = zlib.crc32(_bytes(x), mark)
-    return mark
+class _Marks:
+    """Checksums of all bits of the floating tensors in a structure.
+
+    What one module gives another is given: a tensor object that was not written into since is not read again.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+
+    def forget(self) -> None:
+        """Read everything anew."""
+        self._known.clear()
+
+    def of(self, value: Any) -> int:
+        """The checksum of a structure."""
+        mark = 0
+        with torch._C.DisableTorchFunction():
+            for x in tensors_of(value if isinstance(value, dict) else [value]):
+                mark = zlib.crc32(self._bits(x).to_bytes(4, "little"), mark)
+        return mark
+
+    def _bits(self, x: Tensor) -> int:
+        if not is_plain(x) or x.is_inference():
+            return zlib.crc32(_bytes(x))
+        known = self._known.get(id(x))
+        if known is None or known[0]() is not x or known[1] != x._version:
+            known = self._known[id(x)] = weakref.ref(x), x._version, zlib.crc32(_bytes(x))
+        return known[2]
 
 
 def _bytes(x: Tensor) -> Any:

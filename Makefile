@@ -69,16 +69,17 @@ check: browser
 bench: $(READY)
 	@$(RUN)/python bench/page.py $(PARTS)
 
-# Goes on where an earlier call ended; `make bench-faults CASES=100` is a first look.
+# Goes on where an earlier call ended; `make bench-faults CASES=100` is a first look, PROCESSES=16 shares the work.
 CASES ?= 2000
+PROCESSES ?= 1
 bench-faults: $(READY)
 	@mkdir -p build
-	@$(RUN)/python bench/faults.py --cases $(CASES) --out build/faults.jsonl
+	@$(RUN)/python bench/faults.py --cases $(CASES) --workers $(PROCESSES) --out build/faults.jsonl
 
 # With a healthy system beside the faulty one; goes on as well.
 bench-fingerprints: $(READY)
 	@mkdir -p build
-	@$(RUN)/python bench/fingerprints.py --out build/fingerprints.jsonl
+	@$(RUN)/python bench/fingerprints.py --workers $(PROCESSES) --out build/fingerprints.jsonl
 
 # ModelOpt gets an environment of its own in build/precision; what was measured there is not measured again.
 bench-precision: $(READY)

@@ -13,10 +13,12 @@ import torch
 import transformers
 
 import noisescope as ns
+from noisescope.measure.workload import demo_workload
 
 DTYPES = ("float32", "bfloat16", "float16")
 WIDTH = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 PLAIN = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, **WIDTH}
+TEXTS, LENGTH = 6, 24
 REAL = {"smollm2": "demo", "minilm": "demo-encoder"}
 
 
@@ -75,6 +77,14 @@ def batch_of(model: Any, seed: int, rows: int = 2, length: int = 24) -> dict[str
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, model.config.vocab_size, (rows, length), generator=generator)
     return {"input_ids": ids.to(model.device)}
+
+
+def texts() -> list[dict[str, Any]]:
+    """A few texts of equal length in tokens, for the demo model."""
+    tokenizer = ns.load("demo").tokenizer
+    found = [tokenizer(item.text, return_tensors="pt")["input_ids"][0] for item in demo_workload("texts").items]
+    rows = [ids[:LENGTH] for ids in found if len(ids) >= LENGTH][:TEXTS]
+    return [{"input_ids": torch.stack(rows)}]
 
 
 def chance(*parts: object) -> float:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fault_subjects import REAL
+from fault_cost import cost_tables
 
 from noisescope.measure.statistics import proportion
 
@@ -21,7 +21,7 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
     yield from _summary(hit)
     planted = groups.get("planted", []) + groups.get("channel", [])
     yield f"\n{sum(not r['changed'] for r in planted)} of {len(planted)} planted faults changed no value: left out.\n"
-    yield from _costs(hit.get("healthy", []))
+    yield from cost_tables(groups.get("cost", []) + groups.get("growth", []))
     for by in ("kind", "operator", "fraction", "magnitude", "model", "dtype"):
         yield ""
         yield from _table(hit.get("planted", []), by)
@@ -101,25 +101,17 @@ def _table(rows: Sequence[Row], by: str) -> Iterator[str]:
         yield f"| {value} | {rate(layers, len(group))} | {rate(operators, len(group))} |"
 
 
-def _costs(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| cost on a healthy model, in clean forwards (CPU time) | median | worst |"
-    yield "|---|---|---|"
-    real = [r for r in rows if r["case"]["model"] in REAL]
-    for name, dtype in sorted({(r["case"]["model"], r["case"]["dtype"]) for r in real}):
-        ratios = sorted(r["ratio"] for r in real if (r["case"]["model"], r["case"]["dtype"]) == (name, dtype))
-        yield f"| {name} {dtype} | {ratios[len(ratios) // 2]:.1f} | {ratios[-1]:.1f} |"
-
-
 def _classic(rows: Sequence[Row]) -> Iterator[str]:
     if not rows:
         return
-    yield "\n| kind of fault | classic: its layer at rank 1 | default: its layer at rank 1 |"
-    yield "|---|---|---|"
-    kinds = sorted({r["case"]["kind"] for r in rows})
-    for kind in [*kinds, "all"]:
-        group = [r for r in rows if kind in ("all", r["case"]["kind"])]
-        firsts = [rate(sum(r[name] == 1 for r in group), len(group)) for name in ("rank", "default_rank")]
-        yield f"| {kind} | {firsts[0]} | {firsts[1]} |"
+    yield "\n| model | kind of fault | classic: its layer at rank 1 | default: its layer at rank 1 |"
+    yield "|---|---|---|---|"
+    for name in sorted({r["case"]["model"] for r in rows}):
+        mine = [r for r in rows if r["case"]["model"] == name]
+        for kind in [*sorted({r["case"]["kind"] for r in mine}), "all"]:
+            group = [r for r in mine if kind in ("all", r["case"]["kind"])]
+            firsts = [rate(sum(r[key] == 1 for r in group), len(group)) for key in ("rank", "default_rank")]
+            yield f"| {name} | {kind} | {firsts[0]} | {firsts[1]} |"
 
 
 def _limits(rows: Sequence[Row]) -> Iterator[str]:

@@ -6,16 +6,17 @@ Plants every fault kind at every layer and operator, in whole tensors, a tenth a
 magnitudes; faults of single channels; several at once; faults that the engine does not know, always there or in one
 call in ten; and runs healthy models, the odd ones among them. A case that changed no value is counted apart. Seeds of
 faults and of checks are disjoint. `--cases` are drawn at random from all; with `--out` a second call goes on where the
-first one ended, and more cases of the same seed begin with the same ones. `--minutes` ends a call early. `--part 0/4`
-runs every fourth case: four processes with a file each share the work, and their files put together are one.
+first one ended, and more cases of the same seed begin with the same ones. `--minutes` ends a call early. `--workers 16`
+shares the cases among 16 processes of one thread each: a case has the same result in any of them. What it costs is
+measured first, by one process alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -24,8 +25,10 @@ from typing import Any
 
 import torch
 import transformers
+from fault_book import Book, fill, shared
 from fault_cases import GROUPS, Case, drawn, healthy, planted
-from fault_subjects import REAL, batch_of, model_of
+from fault_cost import run_costs
+from fault_subjects import REAL, batch_of, model_of, texts
 from fault_tables import GRADED, report
 from strange_faults import STRANGE, Spoiled
 
@@ -93,55 +96,10 @@ def injected(case: Case, model: Any, place: tuple[Any, ...]) -> Any:
 
 
 def run_healthy(case: Case, model: Any) -> dict[str, Any]:
-    """The verdict on a healthy model, and what it cost in clean forwards."""
-    inputs = batch_of(model, case["seed"], rows=3, length=40)
-    with torch.no_grad():
-        model(**inputs)
-        began = time.process_time()
-        model(**inputs)
-        model(**inputs)
-        forward = (time.process_time() - began) / 2
-    began = time.process_time()
-    result = ns.locate(model, [inputs], seed=CHECK_SEED)
-    return {
-        "verdict": result.verdict,
-        "said": [str(s) for s in (*result.suspects, *result.odd)],
-        "unchecked": len(result.unchecked),
-        "ratio": (time.process_time() - began) / max(forward, 1e-9),
-    }
-
-
-class TimeIsUpError(Exception):
-    """No more cases are to be run in this call."""
-
-
-class Book:
-    """The results so far, one line each."""
-
-    def __init__(self, path: Path | None, until: float, part: tuple[int, int]) -> None:
-        self.path, self.until, self.part = path, until, part
-        self._asked = itertools.count()
-        lines = path.read_text().splitlines() if path is not None and path.exists() else []
-        self.rows: dict[str, dict[str, Any]] = {}
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                self.rows[json.dumps(row["case"], sort_keys=True)] = row
-
-    def lacks(self, case: Case) -> bool:
-        """Whether a case has no result yet and is one of this process."""
-        mine = next(self._asked) % self.part[1] == self.part[0]
-        return mine and json.dumps(case, sort_keys=True) not in self.rows
-
-    def add(self, case: Case, result: dict[str, Any]) -> None:
-        """Keep a result; the last one when the time is up."""
-        row = {"case": case, **result}
-        self.rows[json.dumps(case, sort_keys=True)] = row
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-        if time.monotonic() > self.until:
-            raise TimeIsUpError
+    """The verdict on a healthy model."""
+    result = ns.locate(model, [batch_of(model, case["seed"], rows=3, length=40)], seed=CHECK_SEED)
+    said = [str(s) for s in (*result.suspects, *result.odd)]
+    return {"verdict": result.verdict, "said": said, "unchecked": len(result.unchecked)}
 
 
 def run_faults(book: Book, asked: argparse.Namespace) -> None:
@@ -200,22 +158,27 @@ def least_found(kind: str, model: Any) -> float | None:
     return least
 
 
-def run_classic(book: Book, count: int, seed: int) -> None:
-    """The classical probes and the default on the same faults of whole tensors of one small model."""
-    model = model_of("llama", "float32")
-    inputs = batch_of(model, FAULT_SEED, rows=4)
-    whole = [case for case in planted(model) if case["layer"] is not None and case["fraction"] == 1]
-    for case in drawn(whole, count, seed):
-        asked = {"group": "classic", **case}
-        if not book.lacks(asked):
-            continue
-        with contextlib.suppress(BadInputError):
-            with injected(case, model, (case["layer"], case["operator"], case["kind"])) as handle:
-                classic = ns.locate(model, [inputs], method="classic", seed=CHECK_SEED)
-                default = ns.locate(model, [inputs], seed=CHECK_SEED)
-            changed = any(r.changed for r in handle.stats.by_site().values())
-            ranks = {"rank": classic.rank_of(case["layer"]), "default_rank": default.rank_of(case["layer"])}
-            book.add(asked, {"changed": changed, "verdict": classic.verdict, **ranks})
+def run_classic(book: Book, asked: argparse.Namespace) -> None:
+    """The classical probes and the default on the same faults of whole tensors: of a small model, of a trained one."""
+    for name in [name for name in ("llama", "smollm2") if name in asked.models]:
+        model = model_of(name, "float32")
+        batches = texts() if name in REAL else [batch_of(model, FAULT_SEED, rows=4)]
+        whole = [case for case in planted(model) if case["layer"] is not None and case["fraction"] == 1]
+        for case in drawn(whole, asked.cases // 20, asked.seed):
+            placed = {"group": "classic", "model": name, **case}
+            if book.lacks(placed):
+                with contextlib.suppress(BadInputError):
+                    book.add(placed, both_ranks(case, model, batches))
+
+
+def both_ranks(case: Case, model: Any, batches: list[Any]) -> dict[str, Any]:
+    """At which rank the layer of a fault is, by the classical probes and by the default."""
+    with injected(case, model, (case["layer"], case["operator"], case["kind"])) as handle:
+        classic = ns.locate(model, batches, method="classic", seed=CHECK_SEED)
+        default = ns.locate(model, batches, seed=CHECK_SEED)
+    changed = any(r.changed for r in handle.stats.by_site().values())
+    ranks = {"rank": classic.rank_of(case["layer"]), "default_rank": default.rank_of(case["layer"])}
+    return {"changed": changed, "verdict": classic.verdict, **ranks}
 
 
 def main() -> None:
@@ -225,34 +188,33 @@ def main() -> None:
     asked.add_argument("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
     asked.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS), help="of the fault cases")
     asked.add_argument("--device", default="cpu", help="(default: %(default)s)")
-    asked.add_argument("--part", type=part_of, default=(0, 1), help="of the cases, such as 0/4 (default: all)")
+    asked.add_argument("--workers", type=int, default=1, help="processes that share the cases (default: %(default)s)")
     asked.add_argument(
         "--minutes", type=float, default=float("inf"), help="stop after so many, and print what there is"
     )
     asked.add_argument("--out", type=Path, help="a file of results to go on from")
     args = asked.parse_args()
+    settle()
+    book = Book(args.out, time.monotonic() + 60 * args.minutes)
+    if args.device == "cpu":
+        fill(book, functools.partial(run_costs, models=args.models))
+    shared(book, functools.partial(run_all, asked=args), args.workers)
+    print("\n".join(report(list(book.rows.values()))))
+
+
+def settle() -> None:
+    """What every process of the bench begins with."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    book = Book(args.out, time.monotonic() + 60 * args.minutes, args.part)
-    try:
-        run_all(book, args)
-    except TimeIsUpError:
-        print("stopped early: the tables are of a part of the cases", file=sys.stderr)
-    print("\n".join(report(list(book.rows.values()))))
 
 
 def run_all(book: Book, asked: argparse.Namespace) -> None:
     """Everything that has no result yet."""
+    settle()
     run_all_healthy(book, asked)
     run_faults(book, asked)
     run_limits(book)
-    run_classic(book, asked.cases // 10, asked.seed)
-
-
-def part_of(text: str) -> tuple[int, int]:
-    """Which of how many parts: `0/4` is the first of four."""
-    mine, _, of = text.partition("/")
-    return int(mine), int(of)
+    run_classic(book, asked)
 
 
 if __name__ == "__main__":

@@ -5,44 +5,36 @@
 Runs on SmolLM2-135M. Faults of the engine, drawn at random over kinds, layers, operators and sparsity, and faults that
 the engine does not know. A case that changed no value is counted apart. Beside the pattern over all borders stands the
 pattern of the last output alone, as published fingerprints use it. `--opinions` full runs show how often the second
-opinion agrees, with the good system as a model and as a capture. With `--out` a second call goes on.
+opinion agrees, with the good system as a model and as a capture. With `--out` a second call goes on; `--workers 16`
+shares the cases among 16 processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import functools
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from fault_book import Book, shared
 from fault_cases import Case, drawn, planted
-from fault_subjects import model_of
+from fault_subjects import model_of, texts
 from fault_tables import rate
 from strange_faults import STRANGE, Spoiled
 
 import noisescope as ns
 from noisescope.core.errors import BadInputError
 from noisescope.diagnose.fingerprint import likeness
-from noisescope.measure.workload import demo_workload
 from noisescope.runs.fingerprinting import Library, library_of
 from noisescope.sweep.responses import answer, by_position
 
 FAULT_SEED, PRINT_SEED = 1_000_003, 17
-TEXTS, TOKENS = 6, 24
-
-
-def texts() -> list[dict[str, Any]]:
-    """A few texts of equal length in tokens."""
-    tokenizer = ns.load("demo").tokenizer
-    found = [tokenizer(item.text, return_tensors="pt")["input_ids"][0] for item in demo_workload("texts").items]
-    rows = [ids[:TOKENS] for ids in found if len(ids) >= TOKENS][:TEXTS]
-    return [{"input_ids": torch.stack(rows)}]
 
 
 def cases_of(model: Any, count: int, seed: int) -> list[Case]:
@@ -172,46 +164,35 @@ def _opinions(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"| a {kind} | " + " | ".join(rate(n, len(group)) for n in (*right, agree, faults)) + " |"
 
 
-class Results:
-    """The results so far, one line each."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        lines = path.read_text().splitlines() if path is not None and path.exists() else []
-        self.rows = [json.loads(line) for line in lines]
-
-    def missing(self, cases: list[Case]) -> list[Case]:
-        """The cases without a result."""
-        known = {json.dumps(row["case"], sort_keys=True) for row in self.rows}
-        return [case for case in cases if json.dumps(case, sort_keys=True) not in known]
-
-    def add(self, case: Case, result: dict[str, Any]) -> None:
-        """Keep a result."""
-        self.rows.append({"case": case, **result})
-        if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps(self.rows[-1]) + "\n")
-
-
-def run_dtype(results: Results, dtype: str, asked: argparse.Namespace) -> None:
+def run_dtype(book: Book, dtype: str, asked: argparse.Namespace) -> None:
     """All cases of a dtype."""
     good, model = model_of("smollm2", asked.good or dtype), model_of("smollm2", dtype)
     named = dtype if asked.good in (None, dtype) else f"{dtype}, the good system {asked.good}"
     cases = [{"dtype": named, **case} for case in cases_of(model, asked.cases, asked.seed)]
-    left = results.missing(cases)
-    library = library_of(good, model, texts(), PRINT_SEED) if left else None
-    last = Last(good) if left else None
-    for case in left:
-        if library is not None and last is not None:
-            with contextlib.suppress(BadInputError):
-                results.add(case, run_case(case, model, library, last))
+    left = [case for case in cases if book.lacks(case)]
+    if left:
+        library, last = library_of(good, model, texts(), PRINT_SEED), Last(good)
+        run_group(book, left, lambda case: run_case(case, model, library, last))
     with tempfile.TemporaryDirectory() as folder:
         captured = ns.capture(good, texts(), Path(folder) / "good.capture")
-        chosen = cases[: asked.opinions]
         for kind, reference in (("model", good), ("capture", captured)):
-            for case in results.missing([{"reference": kind, **case} for case in chosen]):
-                with contextlib.suppress(BadInputError):
-                    results.add(case, run_opinion(case, model, reference))
+            chosen = [{"reference": kind, **case} for case in cases[: asked.opinions]]
+            opinion = functools.partial(run_opinion, model=model, reference=reference)
+            run_group(book, [case for case in chosen if book.lacks(case)], opinion)
+
+
+def run_group(book: Book, cases: list[Case], run: Callable[[Case], dict[str, Any]]) -> None:
+    """Cases without a result; a fault that does not fit where it is put is none."""
+    for case in cases:
+        with contextlib.suppress(BadInputError):
+            book.add(case, run(case))
+
+
+def run_all(book: Book, asked: argparse.Namespace) -> None:
+    """Everything that has no result yet."""
+    torch.set_num_threads(1)
+    for dtype in asked.dtypes:
+        run_dtype(book, dtype, asked)
 
 
 def main() -> None:
@@ -222,13 +203,12 @@ def main() -> None:
     asked.add_argument("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
     asked.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16"])
     asked.add_argument("--good", help="dtype of the good system, if it is another one")
+    asked.add_argument("--workers", type=int, default=1, help="processes that share the cases (default: %(default)s)")
     asked.add_argument("--out", type=Path, help="a file of results to go on from")
     args = asked.parse_args()
-    torch.set_num_threads(1)
-    results = Results(args.out)
-    for dtype in args.dtypes:
-        run_dtype(results, dtype, args)
-    print("\n".join(report(results.rows)))
+    book = Book(args.out, float("inf"))
+    shared(book, functools.partial(run_all, asked=args), args.workers)
+    print("\n".join(report(list(book.rows.values()))))
 
 
 if __name__ == "__main__":

@@ -151,6 +151,31 @@ def test_faults_that_the_engine_does_not_know_are_found_at_any_module(path, oper
     assert [(s.path, s.operator) for s in result.suspects] == [(path, operator)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("bert", "bert.encoder.layer.0.attention.output.dense"),
+        ("bert", "bert.encoder.layer.0.attention.self.key"),
+        ("llama", "model.layers.0.self_attn.q_proj"),
+        ("llama", "model.layers.0.mlp.down_proj"),
+    ],
+)
+def test_what_overflows_behind_a_fault_is_not_blamed(name, path, attention, dtype):
+    def overflowing(y):
+        y[0, 2, 1] = 1e30
+        return y
+
+    model = make(name, attention, dtype)
+    handle = spoil(model.get_submodule(path), overflowing)
+    try:
+        result = locate(model, [batch(ROWS, LENGTH)])
+    finally:
+        handle.remove()
+    assert [s.path for s in result.suspects] == [path], result
+
+
 def test_an_input_that_was_changed_on_its_way_is_found():
     model = make("llama")
     down = model.model.layers[1].mlp.down_proj

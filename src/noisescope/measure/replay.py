@@ -25,6 +25,8 @@ from noisescope.measure.rounding import half_spacing, host, is_short, rounded, s
 _DITHERS = 16.0
 # Code asks for float32 inside whatever the dtype of the model, so its last bit is taken also for float64.
 _LAST_BIT = sum_unit(torch.float32)
+# The squares of a row of larger values may add up to more than float32 holds, and then anything comes out.
+_SQUARED = 1e17
 Change = Callable[[Tensor], Tensor]
 OperatorOf = Callable[[Any], str | None]
 Row = tuple[str, Tensor, Tensor]
@@ -352,7 +354,7 @@ def _as_it_is(x: Tensor) -> Tensor:
 
 
 class _Dither:
-    """Moves every value by the last bit of the sums, up or down by chance."""
+    """Moves every value by the last bit of the sums, up or down by chance; to infinity where its square may be so."""
 
     def __init__(self) -> None:
         self.signs = torch.Generator().manual_seed(0)
@@ -362,7 +364,8 @@ class _Dither:
             return x
         dtype = nominal(x)
         signs = torch.randint(0, 2, x.shape, dtype=torch.int8, generator=self.signs) * 2 - 1
-        return _with_dtype(x * (1 + _LAST_BIT * signs), dtype)
+        moved = x * (1 + _LAST_BIT * signs)
+        return _with_dtype(moved if dtype is torch.float64 else moved.where(x.abs() < _SQUARED, torch.inf), dtype)
 
 
 def _shell(module: nn.Module, call: Call, told: Told, path: str) -> Any:

@@ -33,7 +33,7 @@ test: browser
 test-slow: browser
 	@$(RUN)/python -m pytest -m slow
 
-# Every kind of file that is read, damaged in so many ways; the same ways each time, and more of them for a larger number.
+# Every kind of file that is read, damaged in so many ways, other ones each time.
 EXAMPLES ?= 2000
 test-damage: $(READY)
 	@$(RUN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal tests/hostile/test_damaged_files.py --examples $(EXAMPLES)

@@ -1,41 +1,46 @@
-"""How long `noisescope --help` takes: wall clock and CPU time, beside a Python that does nothing."""
+"""Measures what `noisescope --help` costs beside a Python that does nothing.
+
+Usage: python bench/help.py [--rounds N] [--out FILE]
+"""
 
 from __future__ import annotations
 
 import resource
+import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
-from statistics import median
 
-ROUNDS = 21
+from measuring import present, said
+
+NOISESCOPE = str(Path(sys.executable).with_name("noisescope"))
 COMMANDS = {
     "python that does nothing": [sys.executable, "-c", "pass"],
-    "noisescope --help": [str(Path(sys.executable).with_name("noisescope")), "--help"],
-    "noisescope diagnose --help": [str(Path(sys.executable).with_name("noisescope")), "diagnose", "--help"],
+    "`noisescope --help`": [NOISESCOPE, "--help"],
+    "`noisescope diagnose --help`": [NOISESCOPE, "diagnose", "--help"],
 }
 
 
-def once(command: list[str]) -> tuple[float, float]:
-    """Wall clock and CPU time of one run, in seconds."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+def once(command: list[str]) -> float:
+    """CPU seconds of one run."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def main() -> None:
-    """The rounds interleaved, and a line for each command."""
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
-    for _ in range(ROUNDS):
+def lines_of(rounds: int) -> list[str]:
+    """A row for each command, all of them in turns."""
+    taken: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for _ in range(rounds):
         for name, command in COMMANDS.items():
-            seen[name].append(once(command))
-    print("| command | wall, least | wall, median | CPU, median |\n|---|---|---|---|")
-    for name, times in seen.items():
-        walls, work = zip(*times, strict=True)
-        print(f"| {name} | {min(walls):.3f} s | {median(walls):.3f} s | {median(work):.3f} s |")
+            taken[name].append(once(command))
+    lines = ["| command | CPU time | quartiles | rounds |", "|---|---|---|---|"]
+    for name, seconds in taken.items():
+        low, middle, high = statistics.quantiles(seconds, n=4)
+        lines.append(f"| {name} | {said(middle)} | {said(low)} - {said(high)} | {len(seconds)} |")
+    return lines
 
 
 if __name__ == "__main__":
-    main()
+    present(__doc__, 21, lines_of)

@@ -12,14 +12,17 @@ import contextlib
 import copy
 import io
 import json
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 
 import torch
-from diagnosis_cost import LAYERS, VOCABULARY, WIDTH, Batches, batches, evaluate
+from diagnosis_cost import LAYERS, SCALE, VOCABULARY, WIDTH, Batches, batches, evaluate
 from measuring import Variant, measure, qwen
-from torch import nn
+from torch import Tensor, nn
 
 import noisescope as ns
 
@@ -43,14 +46,51 @@ def search(model: nn.Module, given: Batches, method: str) -> None:
     )
 
 
-def analyse(model: nn.Module, given: Batches) -> None:
-    """AIMET's analysis of one layer after the other."""
-    from aimet_common.defs import CallbackFunc
-    from aimet_torch.quant_analyzer import QuantAnalyzer
+class FromIds(nn.Module):
+    """A model as AIMET calls it: tokens in, logits out."""
 
-    forward = CallbackFunc(lambda one, _: evaluate(one, given))
-    judge = CallbackFunc(lambda one, _: float(evaluate(one, given)[0].mean()))
-    QuantAnalyzer(copy.deepcopy(model), given[0]["input_ids"], forward, judge).analyze()
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids).logits
+
+
+class Absent(ModuleType):
+    """In the place of torchvision, which wants another torch. AIMET names classes of it that no language model has."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {}) if name[0].isupper() else Absent(name)
+
+
+def analyse(model: nn.Module, given: Batches) -> None:
+    """AIMET's analysis of one layer after the other, each alone in 8 bits, judged by KL to the clean run."""
+    sys.modules.setdefault("torchvision", Absent("torchvision"))
+    from aimet_torch.common.defs import CallbackFunc, QuantScheme
+    from aimet_torch.quant_analyzer import QuantAnalyzer
+    from aimet_torch.quantsim import QuantizationSimModel
+
+    plain = FromIds(copy.deepcopy(model))
+
+    def logs(one: nn.Module) -> list[Tensor]:
+        with torch.no_grad():
+            return [one(batch["input_ids"]).log_softmax(-1) for batch in given]
+
+    def harm(one: nn.Module, _: object) -> float:
+        pairs = zip(clean, logs(one), strict=True)
+        return float(torch.stack([(a.exp() * (a - b)).sum(-1).mean() for a, b in pairs]).mean())
+
+    clean, first = logs(plain), given[0]["input_ids"]
+    analyser = QuantAnalyzer(plain, first, CallbackFunc(lambda one, _: logs(one)), CallbackFunc(harm))
+    simulated = QuantizationSimModel(plain, first, quant_scheme=QuantScheme.post_training_tf)
+    simulated.compute_encodings(lambda one, _: logs(one), None)
+    with tempfile.TemporaryDirectory() as folder:
+        found = analyser.perform_per_layer_analysis_by_enabling_quant_wrappers(simulated, folder)
+    assert len(found) > LAYERS, "layers were left out"
+    assert max(found.values()) > 0, "nothing was quantized"
 
 
 def quietly(call: Callable[[], object]) -> Callable[[], None]:
@@ -74,7 +114,8 @@ def main() -> None:
     model, given = qwen(LAYERS, WIDTH, VOCABULARY), batches()
     variants = [
         Variant("one clean evaluation", lambda: evaluate(model, given)),
-        Variant("noisescope, screening alone", lambda: ns.screen(model, given)),
+        Variant("noisescope, screening alone", lambda: ns.screen(model, given, scale=SCALE)),
+        Variant("noisescope, the default", lambda: ns.diagnose(model, given, scale=SCALE, metric="kl_to_clean")),
     ]
     if asked.tool == "modelopt":
         variants += [
@@ -82,7 +123,9 @@ def main() -> None:
             for method in ("gradient", "kl_div")
         ]
     else:
-        variants.append(Variant("AIMET QuantAnalyzer", quietly(partial(analyse, model, given))))
+        variants.append(
+            Variant("AIMET QuantAnalyzer, each layer enabled alone", quietly(partial(analyse, model, given)))
+        )
     # The first round of a search that takes minutes is as good as any other.
     print(json.dumps(measure(variants, asked.rounds, warm=False)))
 

@@ -16,12 +16,16 @@ from typing import Any
 
 HERE = Path(__file__).parent
 HOME = Path(os.environ.get("NOISESCOPE_RIVALS", HERE.parent / "build" / "rivals"))
-# Without what they ask for beside torch, unless it is needed here: torchvision would bring another torch.
+# What pip is asked for, one call after the other. Without what they ask for beside torch, unless it is needed here:
+# torchvision would bring another torch.
 WHEELS = {
-    "pytorchfi": ("--no-deps", "pytorchfi==0.6.0"),
-    "mrfi": ("--no-deps", "mrfi==2.1.0"),
-    "modelopt": ("nvidia-modelopt==0.47.0", "pulp", "omegaconf"),
-    "aimet": ("--no-deps", "aimet-torch==2.42.0"),
+    "pytorchfi": ("--no-deps pytorchfi==0.6.0",),
+    "mrfi": ("--no-deps mrfi==2.1.0",),
+    "modelopt": ("nvidia-modelopt==0.47.0 pulp omegaconf",),
+    "aimet": (
+        "--no-deps aimet-torch==2.42.0",
+        "bokeh==3.6.3 cvxpy holoviews hvplot matplotlib osqp pandas pybind11 scikit-learn tensorboard",
+    ),
 }
 
 
@@ -33,12 +37,15 @@ def environment(name: str) -> Path:
     """The Python of a tool's environment, made the first time."""
     folder = HOME / name
     python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
+    wanted = "\n".join([sysconfig.get_path("purelib"), *WHEELS[name]])
+    ready = folder / "ready"
+    if not ready.exists() or ready.read_text() != wanted:
         venv.create(folder, with_pip=True, clear=True)
         own = Path(_asked(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
         (own / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        _asked(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *WHEELS[name])
-        (folder / "ready").touch()
+        for wheels in WHEELS[name]:
+            _asked(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wheels.split())
+        ready.write_text(wanted)
     return python
 
 

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 
 import noisescope as ns
 from cases import batch
-from hostile.damage import BYTES, EITHER, assert_one_line, read_damaged
+from hostile.damage import BYTES, EITHER, MOST, assert_one_line, read_damaged
 from hostile.models import saved
 from model.test_gguf_file import DIGITS_APART, llama, write_gguf
 from noisescope.cli.config import fill
@@ -38,7 +38,7 @@ from noisescope.sweep.store import Store
 from noisescope.verl.diagnostic import IntegratedDiagnostic
 
 
-@pytest.fixture(params=[pytest.param(40, id="some"), pytest.param(500, id="many", marks=pytest.mark.slow)])
+@pytest.fixture(params=[pytest.param(40, id="some"), pytest.param(MOST, id="many", marks=pytest.mark.slow)])
 def examples(request: pytest.FixtureRequest) -> int:
     """In how many ways each file is damaged: a first look in the usual tests, a longer one in the slow ones."""
     return request.config.getoption("--examples") or request.param

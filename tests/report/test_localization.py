@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from noisescope.diagnose.localization import Evidence, Localization, Opinion, Suspect
+from noisescope.diagnose.localization import Confirmation, Evidence, Localization, Opinion, Suspect
 from noisescope.report.localization import localization_view
-from noisescope.report.view import Bars, Dots, Table
+from noisescope.report.view import Bars, Dots, Facts, Table
 from report import found
 
 SECOND = Opinion(3, "linear", "layers.3.up", "It is off.")
@@ -56,3 +56,15 @@ def test_long_lists_of_channels_are_cut():
     suspect = Suspect(1, "linear", "layers.1.up", 9.0, (), tuple(range(20)))
     view = localization_view(Localization("fault", (suspect,)), found.ORIGIN)
     assert blocks(view, Table)[0].rows[0].cells[-1] == "0, 1, 2, 3, 4, 5, 6, 7 and 12 more"
+
+
+def test_what_came_of_the_confirmation_is_on_the_page():
+    suspect = Suspect(1, "linear", "layers.1.up", 9.0)
+    seen = Confirmation("not confirmed", "Checks still fail.", 1, ("silu at layers.2.act",), 0.25, 1, 1e-6, 0.4)
+    view = localization_view(Localization("fault", (suspect,), confirmation=seen), found.ORIGIN)
+    (facts,) = (one for one in blocks(view, Facts) if one.title.startswith("With what the host"))
+    shown = {fact.name: getattr(fact.value, "estimate", fact.value) for fact in facts.facts}
+    assert shown["outcome"] == "not confirmed"
+    assert shown["operators at which a check still fails"] == 1
+    assert shown["the end result moves by, as a share of its size"] == 0.25
+    assert shown["of the distance to the healthy result is gone"] == 0.4

@@ -94,7 +94,8 @@ def run(asked: argparse.Namespace) -> int:
     if (asked.reference is None) == (asked.method == "fingerprint"):
         raise BadInputError("--reference goes with --method fingerprint, and that with it: give both or neither.")
     subject = load_subject(asked)
-    batches, reference = _batches(subject, asked), _reference(asked)
+    batches = _batches(subject, asked)
+    reference = _reference(subject, batches, asked)
     with _planted(subject, asked):
         found = locate(
             subject.model,
@@ -120,11 +121,14 @@ def _batches(subject: Subject, asked: argparse.Namespace) -> list[Any]:
     return [batch.inputs for batch in samples.batches(device=device_of(subject.model))]
 
 
-def _reference(asked: argparse.Namespace) -> Any:
-    """The healthy model, or the path of a capture."""
+def _reference(subject: Subject, batches: list[Any], asked: argparse.Namespace) -> Any:
+    """The healthy model, or the path of a capture; what the model answers before a fault is planted in it."""
     from noisescope.measure.capture_file import is_capture
+    from noisescope.runs.confirming import answers_of
     from noisescope.sweep.subject import load
 
+    if asked.method == "srdd" and asked.ground_truth_layer is not None:
+        return answers_of(subject.model, batches)
     if asked.reference is None or is_capture(asked.reference):
         return asked.reference
     return load(asked.reference, **how_to_load(asked)).model
@@ -185,6 +189,7 @@ def _lines(found: Localization, truth: int | None) -> list[str]:
         rank_found = found.rank_of(truth)
         place = "is not among the suspects" if rank_found is None else f"was found at rank {rank_found}"
         lines.append(f"layer {truth}, where the fault was planted, {place}")
+    lines += [] if found.confirmation is None else [str(found.confirmation)]
     lines += found.notes
     if found.unchecked:
         lines.append(f"not checked: {', '.join(found.unchecked)}")

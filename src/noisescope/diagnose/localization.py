@@ -5,13 +5,15 @@ They draw no conclusion themselves; each method has a module of its own for that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from noisescope.core.codec import LATER
 from noisescope.core.records import Site
 from noisescope.measure.judged import Judged
 
 Verdict = Literal["fault", "no fault found", "undecided"]
+Outcome = Literal["confirmed", "no effect", "not confirmed", "impossible"]
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,36 @@ class Opinion:
 
 
 @dataclass(frozen=True)
+class Confirmation:
+    """What came of one more run with what the host computes in the place of the outputs of the suspects.
+
+    `corrected` operators were replaced; `left` are those at which a check still fails. `moved` says how far the end
+    result moved, as a share of its size, and `beside` how far it moves where `healthy` operators that hold are replaced
+    as well. `recovered` is the share of the distance to the healthy result that is gone, where that result is known.
+    """
+
+    outcome: Outcome
+    words: str
+    corrected: int
+    left: tuple[str, ...] = ()
+    moved: float | None = None
+    healthy: int = 0
+    beside: float | None = None
+    recovered: float | None = None
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@dataclass(frozen=True)
 class Localization:
     """Who is at fault, worst first, and how sure that is.
 
     `odd` are sites where something lies above what rounding allows, but not far enough to be called a fault.
     `unchecked` says what could not be checked, `would_decide` what to do where the verdict is undecided, `notes` the
     rest: how many runs there were, and what rate of failure they can have missed. Of fingerprints there are the lead
-    of the best over the second, in what share of draws it stays the best, and a second opinion.
+    of the best over the second, in what share of draws it stays the best, and a second opinion. Suspects of the
+    default method are confirmed.
     """
 
     verdict: Verdict
@@ -84,9 +109,11 @@ class Localization:
     margin: float | None = None
     confidence: float | None = None
     opinion: Opinion | None = None
+    confirmation: Confirmation | None = field(default=None, metadata=LATER)
 
     def __str__(self) -> str:
         lines = [self.verdict, *(f"{n + 1}. {s}" for n, s in enumerate(self.suspects))]
+        lines += [str(self.confirmation)] if self.confirmation is not None else []
         return "\n".join([*lines, *self.notes, *([self.would_decide] if self.would_decide else [])])
 
     def rank_of(self, layer: int | None, operator: str | None = None) -> int | None:

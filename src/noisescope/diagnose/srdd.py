@@ -36,7 +36,6 @@ class Runs:
     repeats: int
     confidence: float
     unchecked: tuple[str, ...] = ()
-    confirmed: str = ""
 
 
 def conclude(found: Iterable[Witnessed], runs: Runs) -> Localization:
@@ -138,4 +137,4 @@ def _notes(runs: Runs) -> list[str]:
     ]
     if runs.unchecked:
         notes.append(f"Not checked: {'; '.join(runs.unchecked)}.")
-    return [*notes, runs.confirmed] if runs.confirmed else notes
+    return notes

@@ -103,11 +103,11 @@ class Wide(TorchFunctionMode):
         if func in _CASTS:
             out: Any = args[0].double()
         else:
-            wide_args = tuple(_widened(a) for a in args)
-            out = func(*wide_args, **{name: _widened(value) for name, value in kwargs.items()})
+            wide_args = tuple(widened(a) for a in args)
+            out = func(*wide_args, **{name: widened(value) for name, value in kwargs.items()})
         given = [x for x in _tensors([args, kwargs]) if x.is_floating_point()]
         dtype = asked or _promoted(given)
-        return _mapped(out, lambda x: self._named(x, dtype, given))
+        return mapped(out, lambda x: self._named(x, dtype, given))
 
     def _named(self, x: Tensor, dtype: torch.dtype | None, given: list[Tensor]) -> Tensor:
         if not x.is_floating_point():
@@ -140,7 +140,7 @@ class Told:
     def said(self, name: str, seen: Any, given: Any, out: Any) -> Any:
         """Keep a question with the one of the run; the run's answer."""
         self.asked.append((name, list(seen), list(given)))
-        return _mapped(on_host(out), self.change)
+        return mapped(on_host(out), self.change)
 
 
 def nominal(x: Tensor) -> torch.dtype:
@@ -165,13 +165,14 @@ def _asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dtype | No
     return None
 
 
-def _widened(value: Any) -> Any:
+def widened(value: Any) -> Any:
+    """An argument in float64, also where it asks for a dtype."""
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() and value.dtype is not torch.float64 else value
     if isinstance(value, tuple | list) and any(isinstance(v, Tensor) for v in value):
-        return type(value)(_widened(v) for v in value)
+        return type(value)(widened(v) for v in value)
     return value
 
 
@@ -201,20 +202,21 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(list(value.values()))
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A structure with every tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple | list):
-        parts = [_mapped(item, change) for item in value]
+        parts = [mapped(item, change) for item in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict) and type(value) is dict:
-        return {name: _mapped(item, change) for name, item in value.items()}
+        return {name: mapped(item, change) for name, item in value.items()}
     return value
 
 
 def on_host(value: Any) -> Any:
     """A structure of tensors in float64 on the host, each with the dtype that it had."""
-    return _mapped(value, _moved)
+    return mapped(value, _moved)
 
 
 def _moved(x: Tensor) -> Tensor:
@@ -321,21 +323,25 @@ def _is_same(seen: Tensor, rough: Tensor) -> bool:
 
 
 def _run(call: Call, operator_of: OperatorOf, *, rounding: bool, change: Change | None = None) -> list[Row]:
-    change = change or _as_it_is
-    told = Told(call, operator_of, change)
-    body = _shell(call.module, call, told, "")
-    args, kwargs = _mapped(on_host(call.args), change), _mapped(on_host(call.kwargs), change)
-    try:
-        with Wide(told, rounding=rounding):
-            out = type(call.module).forward(body, *args, **kwargs)
-    except CannotReplayError:
-        raise
-    except Exception as problem:
-        raise CannotReplayError(f"{type(problem).__name__}: {problem}") from problem
+    told, out = computed(call, operator_of, rounding=rounding, change=change or as_it_is)
     rows = []
     for name, seen, given in [*told.asked, ("", [call.out], [out])]:
         rows += _matched(name, _floats(seen), _floats(given))
     return rows
+
+
+def computed(call: Call, operator_of: OperatorOf, *, rounding: bool, change: Change) -> tuple[Told, Any]:
+    """What a module's code gives on a shell of it, and what that asked its children and operators."""
+    told = Told(call, operator_of, change)
+    body = _shell(call.module, call, told, "")
+    args, kwargs = mapped(on_host(call.args), change), mapped(on_host(call.kwargs), change)
+    try:
+        with Wide(told, rounding=rounding):
+            return told, type(call.module).forward(body, *args, **kwargs)
+    except CannotReplayError:
+        raise
+    except Exception as problem:
+        raise CannotReplayError(f"{type(problem).__name__}: {problem}") from problem
 
 
 def _floats(value: Any) -> list[Tensor]:
@@ -349,7 +355,8 @@ def _matched(name: str, seen: list[Tensor], given: list[Tensor]) -> list[Row]:
     return [(name, *pair) for pair in zip(seen, given, strict=True)]
 
 
-def _as_it_is(x: Tensor) -> Tensor:
+def as_it_is(x: Tensor) -> Tensor:
+    """No change."""
     return x
 
 

@@ -163,8 +163,25 @@ def _replace(group: Sequence[Suspect], priority: int) -> Action:
 def _suspects(found: Localization) -> tuple[Section, ...]:
     if found.method == FINGERPRINT:
         return (Section("suspects", "Suspects", (_likeness(found),), "The place of the fault first."),)
-    blocks: list[Block] = [_dots(found), _table(found), _evidence(found)]
+    blocks: list[Block] = [_dots(found), _table(found), *_confirmed(found), _evidence(found)]
     return (Section("suspects", "Suspects", tuple(blocks), "Worst first, with what speaks against each."),)
+
+
+def _confirmed(found: Localization) -> tuple[Block, ...]:
+    """What came of the run in which the suspects were replaced."""
+    seen = found.confirmation
+    if seen is None:
+        return ()
+    facts = [Fact("outcome", seen.outcome), Fact("operators replaced", Figure(float(seen.corrected)), "count")]
+    if seen.moved is not None and seen.beside is not None:
+        facts += [
+            Fact("operators at which a check still fails", Figure(float(len(seen.left))), "count"),
+            Fact("the end result moves by, as a share of its size", Figure(seen.moved)),
+            Fact("replacing operators that hold moves it by", Figure(seen.beside)),
+        ]
+    if seen.recovered is not None:
+        facts.append(Fact("of the distance to the healthy result is gone", Figure(seen.recovered), "percent"))
+    return Note(seen.words), Facts("With what the host computes in their place", tuple(facts))
 
 
 def _named(found: Localization) -> list[tuple[Suspect, Severity]]:

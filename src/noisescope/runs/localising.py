@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 from noisescope.core.errors import BadInputError, LayersNotFoundError, unknown_name
 from noisescope.core.records import Site, is_number
 from noisescope.diagnose.classic import conclude_classic
-from noisescope.diagnose.localization import Localization, Witnessed
+from noisescope.diagnose.localization import Localization, Suspect, Witnessed
 from noisescope.diagnose.srdd import Runs, conclude
-from noisescope.measure.calling import accepts
 from noisescope.measure.judged import Judged
 from noisescope.model.layout import layout_of
+from noisescope.runs.confirming import Answers, Failed, answers_of, confirm, inputs_for, some_of
 from noisescope.runs.fingerprinting import locate_by_fingerprint
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.responses import SCALES, responses
@@ -46,7 +47,9 @@ def locate(
 
     Every batch runs `repeats` times. For a fault that fires in one run in ten pass `repeats_for(0.1)`. `seed` is that
     of the checks' own random numbers. The method "fingerprint" needs a `reference`: a healthy model, or the path of a
-    capture of one on the same batches.
+    capture of one on the same batches. The default method confirms its suspects by one more run in which the host
+    computes their outputs; given a healthy model, or its `Answers`, as `reference`, it says how much of the way to its
+    results that makes good.
     """
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
@@ -59,35 +62,53 @@ def locate(
     with evaluating(model), torch.no_grad():
         if method == "classic":
             return _classic(model, asked, seed)
-        found, unchecked = _examined(model, asked, repeats, seed)
-    return conclude(found, Runs(repeats, CONFIDENCE, unchecked))
+        found, failed, unchecked = _examined(model, asked, repeats, seed)
+    verdict = conclude(found, Runs(repeats, CONFIDENCE, unchecked))
+    if not verdict.suspects or not failed:
+        return verdict
+    run = _telling(verdict.suspects[0], found, failed)
+    if reference is not None:
+        answers = reference if isinstance(reference, Answers) else answers_of(reference, asked)
+        run = replace(run, healthy=answers.rows[run.batch])
+    return replace(verdict, confirmation=confirm(model, verdict.suspects, run, seed))
+
+
+def _telling(worst: Suspect, found: Sequence[Witnessed], failed: Mapping[int, Failed]) -> Failed:
+    """Of the runs whose end results were kept, one in which the worst suspect failed, if there is one."""
+    places = {(one.batch, one.run) for one in found if one.site.path == worst.path and not one.judged.holds}
+    return next((run for run in failed.values() if (run.batch, run.number) in places), next(iter(failed.values())))
 
 
 def _classic(model: nn.Module, batches: Sequence[Batch], seed: int) -> Localization:
     paths = layout_of(model).layers
     if not paths:
         raise LayersNotFoundError("the classical probes compare layers, and no stack of layers was found.")
-    inputs = [_inputs(model, batch) for batch in batches]
+    inputs = [inputs_for(model, batch) for batch in batches]
     return conclude_classic(responses(model, inputs, len(paths), seed), SCALES, paths)
 
 
 def _examined(
     model: nn.Module, batches: Sequence[Batch], repeats: int, seed: int
-) -> tuple[list[Witnessed], tuple[str, ...]]:
-    """What the checks say of every call of all runs, and what they could not check."""
+) -> tuple[list[Witnessed], dict[int, Failed], tuple[str, ...]]:
+    """What the checks say of every call of all runs, the first run of each batch that failed, what was not checked."""
     _keep_freed_memory()
     found: list[Witnessed] = []
+    failed: dict[int, Failed] = {}
     now = [0, 0]
 
     def tell(site: Site, judged: Judged, order: int) -> None:
         found.append(Witnessed(site, judged, now[0], now[1], order))
 
     observer = Observer(model, seed, tell)
-    asked = [_inputs(model, batch) for batch in batches]
+    asked = [inputs_for(model, batch) for batch in batches]
     for now[1], now[0] in itertools.product(range(repeats), range(len(batches))):
+        before = len(found)
         with observer.watching(now[0]):
-            model(**asked[now[0]])
-    return found, tuple(f"{site.operator} at {site.path} ({why})" for site, why in observer.unchecked.items())
+            out = model(**asked[now[0]])
+        if now[0] not in failed and any(not one.judged.holds for one in found[before:]):
+            rows = some_of(out)
+            failed |= {} if rows is None else {now[0]: Failed(asked[now[0]], rows, now[0], now[1])}
+    return found, failed, tuple(f"{site.operator} at {site.path} ({why})" for site, why in observer.unchecked.items())
 
 
 def _keep_freed_memory() -> None:
@@ -110,9 +131,3 @@ def _checked(batches: Sequence[Batch]) -> list[Batch]:
     if isinstance(batches, Mapping | Tensor) or not batches or not all(isinstance(b, Mapping) for b in batches):
         raise BadInputError("batches: expected a list of at least one dict of tensors, such as [{'input_ids': ids}].")
     return list(batches)
-
-
-def _inputs(model: nn.Module, batch: Batch) -> dict[str, Any]:
-    # A cache would make every run begin where the last one ended.
-    more = {"use_cache": False} if "use_cache" not in batch and accepts(model, "use_cache") else {}
-    return {**{name: value for name, value in batch.items() if name != "labels"}, **more}

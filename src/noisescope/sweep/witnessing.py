@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from noisescope.core.records import Injection, Site, noise
 from noisescope.core.vocabulary import OPERATORS, PRODUCTS
+from noisescope.inject.ops import OPERATOR_OF
 from noisescope.inject.plain import is_plain
 from noisescope.measure.judged import Judged
+from noisescope.measure.recomputing import overwrite, recomputed
 from noisescope.measure.replay import Call, CannotReplayError, Operation, tensors_of
 from noisescope.model.layout import layout_of
 from noisescope.sweep.examining import (
@@ -36,6 +38,7 @@ from noisescope.sweep.examining import (
 from noisescope.sweep.injecting import Injecting
 
 Told = Callable[[Site, Judged, int], None]
+Given = tuple[tuple[Any, ...], dict[str, Any]]
 _PROBLEMS = (UncheckableError, CannotReplayError)
 
 
@@ -62,10 +65,15 @@ class _Frame:
 
 
 class Observer:
-    """Has each call of a model examined once; a call that repeats an examined one to the last bit is not again."""
+    """Has each call of a model examined once; a call that repeats an examined one to the last bit is not again.
 
-    def __init__(self, model: nn.Module, seed: int, tell: Told) -> None:
-        self.model, self.tell = model, tell
+    The outputs of the sites in `heal` are replaced by what the host computes; why that failed is in `unhealed`. Without
+    `tell` that is all it does.
+    """
+
+    def __init__(self, model: nn.Module, seed: int, tell: Told | None, heal: Collection[Site] = frozenset()) -> None:
+        self.model, self.tell, self.heal = model, tell, heal
+        self.unhealed: dict[Site, str] = {}
         self.layout = layout_of(model)
         self.signs = torch.Generator().manual_seed(seed)
         self.unchecked: dict[Site, str] = {}
@@ -115,22 +123,43 @@ class Observer:
         first = module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
         return [first, module.register_forward_pre_hook(stand_last), after]
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
         while self._frames and self._frames[-1].module is not module:
             self._frames.pop()
         if not self._frames:
-            return
+            return None
         frame = self._frames.pop()
         call = Call(module, frame.args, frame.kwargs, out, frame.children, frame.operations)
         site, check = self._check_of(frame, call)
+        if site in self.heal:
+            call = self._healed(site, frame, call)
+            _, check = self._check_of(frame, call)
         given = (frame.args, frame.kwargs)
-        frame.news = self._is_new(site, given, out, inside=frame.news) or frame.news
+        frame.news = self._is_new(site, given, call.out, inside=frame.news) or frame.news
         if check is not None and frame.news:
             self._examine(site, check)
         if self._frames:
             above = self._frames[-1]
-            above.children.append(Call(module, frame.args, frame.kwargs, out))
+            above.children.append(Call(module, frame.args, frame.kwargs, call.out))
             above.news = above.news or frame.news
+        return None if call.out is out else call.out
+
+    def _healed(self, site: Site, frame: _Frame, call: Call) -> Call:
+        """The call of a module with the output that the host computes."""
+        try:
+            if frame.part is None:
+                raise CannotReplayError("no check computes its output")
+            own = call if frame.part.kind == "container" else replace(call, operations=[])
+            return replace(call, out=recomputed(own, OPERATOR_OF.get))
+        except CannotReplayError as problem:
+            self.unhealed[site] = str(problem)
+            return call
+
+    def _heal_operator(self, site: Site, function: Callable[..., Any], call: Given, out: Tensor) -> None:
+        try:
+            overwrite(function, *call, out)
+        except CannotReplayError as problem:
+            self.unhealed[site] = str(problem)
 
     def _check_of(self, frame: _Frame, call: Call) -> tuple[Site, Callable[[], Judged] | None]:
         part, path = frame.part, frame.path
@@ -155,6 +184,8 @@ class Observer:
         self, site: Site, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
         frame = self._frames[-1] if self._frames else None
+        if site in self.heal and (frame is None or frame.part is None or frame.part.kind == "container"):
+            self._heal_operator(site, function, (args, kwargs), out)
         # An attention whose parts were checked has to hand on what the last of them gave, and answers for no more.
         inner = frame.inner if frame is not None and site.operator == "attention" else None
         if frame is not None:
@@ -171,6 +202,8 @@ class Observer:
             self._examine(site, lambda: check_call(site.operator, function, (args, kwargs), out, self.signs))
 
     def _examine(self, site: Site, check: Callable[[], Judged]) -> None:
+        if self.tell is None:
+            return
         self._order += 1
         try:
             self.tell(site, quietly(check), self._order)
@@ -183,6 +216,8 @@ class Observer:
         Equal inputs with another output are told as such: rounding is no reason for that on one machine. Where
         something `inside` was already new, it is the reason.
         """
+        if self.tell is None:
+            return False
         key = (site.path, site.operator)
         ordinal = self._ordinals[key] = self._ordinals.get(key, 0) + 1
         place = (self._batch, *key, ordinal)

@@ -63,7 +63,7 @@ def test_what_came_of_the_confirmation_is_on_the_page():
     seen = Confirmation("not confirmed", "Checks still fail.", 1, ("silu at layers.2.act",), 0.25, 1, 1e-6, 0.4)
     view = localization_view(Localization("fault", (suspect,), confirmation=seen), found.ORIGIN)
     (facts,) = (one for one in blocks(view, Facts) if one.title.startswith("With what the host"))
-    shown = {fact.name: getattr(fact.value, "estimate", fact.value) for fact in facts.facts}
+    shown = {fact.name: getattr(fact.value, "value", fact.value) for fact in facts.facts}
     assert shown["outcome"] == "not confirmed"
     assert shown["operators at which a check still fails"] == 1
     assert shown["the end result moves by, as a share of its size"] == 0.25

@@ -283,7 +283,8 @@ def test_keyed_noise_is_the_same_with_the_observation_attached():
             else:
                 with torch.no_grad():
                     model(**batch(ROWS, LENGTH), use_cache=False)
-    assert torch.equal(*outs)
+    # Behind these come the runs in which the suspects are replaced.
+    assert torch.equal(outs[0], outs[1])
 
 
 @pytest.mark.parametrize("wrong", [{}, [], [torch.ones(2)], {"input_ids": torch.ones(1, 2)}])

@@ -148,5 +148,8 @@ def test_thresholds_are_those_of_the_table_and_layers_move_to_the_budget() -> No
     # Too little: the only layer at 16 goes down to 8; of the 1579 bits that frees, layer 1 takes 790 to get to 16,
     # layers 2 and 3 take 360 each to get to 8, and 69 are left.
     assert by_thresholds(groups, found, fitting - 1, losses) == [1, 1, 2, 1, 1]
+    # All losses are small, and there is room: nobody gets 16 bits while another one could get 8.
+    less = {layer: loss / 20 for layer, loss in losses.items()}
+    assert by_thresholds(groups, found, 4 * 810 + 450, less) == [1, 1, 1, 1, 0]
     # Nothing to spare: from the top down, those that lose least first.
     assert by_thresholds(groups, found, 5 * 450, losses) == [0] * 5

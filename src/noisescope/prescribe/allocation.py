@@ -170,7 +170,7 @@ def by_thresholds(
     """16, 8 or 4 bits by the share of the score that noise in a layer costs, then adjusted to the budget.
 
     Whole layers move one format at a time: while all is too large, of the layers with the largest format the one that
-    loses least goes down; then, from the one that loses most, up what still fits.
+    loses least goes down; then, of those with the smallest that still fit a step up, the one that loses most goes up.
     """
     check(tables, budget)
     names = sorted({option.format for table in tables for option in table}, key=lambda name: _total(tables, name))
@@ -183,13 +183,14 @@ def by_thresholds(
     while _size(tables, chosen()) > budget:
         highest = max(at.values())
         at[next(layer for layer in layers if at[layer] == highest)] -= 1
-    for layer in reversed(layers):
-        while at[layer] + 1 < len(names):
+    while True:
+        for layer in sorted(layers, key=lambda layer: (at[layer], -losses[layer])):
             at[layer] += 1
-            if _size(tables, chosen()) > budget:
-                at[layer] -= 1
+            if at[layer] < len(names) and _size(tables, chosen()) <= budget:
                 break
-    return chosen()
+            at[layer] -= 1
+        else:
+            return chosen()
 
 
 def _rung(names: Sequence[str], loss: float) -> int:

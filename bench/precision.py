@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -130,6 +131,11 @@ class Bench:
             for one in group.linears
         }
 
+    def foretold(self, formats):
+        """What the predictions of all layers add up to, as text; empty where a format was not predicted."""
+        harms = [self.predicted.get(one) for one in formats.items()]
+        return "" if None in harms else f"{math.fsum(harm for harm, _ in harms):.4f}"
+
     def average(self, formats):
         """Bits per weight with scales."""
         bits = sum(
@@ -236,8 +242,8 @@ def rows_of(bench, target, maps):
         kl, above = mean_interval(values), difference(values, best)
         more = "" if name == OURS else f"{above.estimate:+.4f} [{above.low:+.4f}, {above.high:+.4f}]"
         yield (
-            f"| {target:g} | {name} | {bench.average(formats):.3f} | {kl.estimate:.4f} [{kl.low:.4f}, {kl.high:.4f}] "
-            f"| {more} |"
+            f"| {target:g} | {name} | {bench.average(formats):.3f} | {bench.foretold(formats)} "
+            f"| {kl.estimate:.4f} [{kl.low:.4f}, {kl.high:.4f}] | {more} |"
         )
 
 
@@ -246,7 +252,8 @@ def table(bench, targets, formats):
     answer = modelopt_answer(bench, targets, formats)
     names = ", ".join(form.name for form in formats)
     lines = ["", f"To choose from: {names}.", ""]
-    lines += ["| target | map | bits | KL, nats per token | more than the exact map |", "|---|---|---|---|---|"]
+    lines.append("| target | map | bits | predicted | KL, nats per token | more than the exact map |")
+    lines.append("|---|---|---|---|---|---|")
     for target in targets:
         maps = own_maps(bench, target, formats)
         if answer is not None:

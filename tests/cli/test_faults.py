@@ -78,6 +78,19 @@ def test_executed_they_fail_with_status_1_and_all_of_it_is_kept(place: Path, cap
     assert {path.name: path.read_bytes() for path in (place / "run").glob("readings-*")} == before
 
 
+def test_two_processes_find_what_one_does(place: Path) -> None:
+    file = edited(place, ("bit_flip",))
+    asked = f"--run {place}/small --data demo:texts -n 8 --seeds 1"
+    for name, more in (("one", ""), ("two", "--workers 2")):
+        assert ask(place, f"{asked} {more} --out {place}/{name}", file.name) == 1
+    one, two = (Store(place / name).load_finding("faults", FaultTests) for name in ("one", "two"))
+    assert one is not None and two is not None
+    (alone,), (shared,) = one.outcomes, two.outcomes
+    assert alone.loss is not None and shared.loss is not None and alone.nonfinite == shared.nonfinite
+    # Not to the bit: where one process has several threads, each of two has fewer of them.
+    assert alone.loss.estimate == pytest.approx(shared.loss.estimate, rel=1e-3)
+
+
 def test_edited_cases_run_from_a_file_in_a_folder_of_their_own(place: Path, capsys: Capture) -> None:
     accepted = {"loss": 90.0, "nonfinite": None, "recovery": None, "located": True}
     file = edited(place, ("bit_flip",), accepted=accepted, rate=0.001)

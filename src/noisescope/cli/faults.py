@@ -19,7 +19,7 @@ from noisescope.core.errors import BadInputError
 if TYPE_CHECKING:
     from noisescope.diagnose.bit_curve import BitCurve
     from noisescope.diagnose.fault_tests import FaultPlan, FaultTests
-    from noisescope.runs.fault_testing import FaultOrder
+    from noisescope.runs.ordering import Order
     from noisescope.sweep.store import Request
 
 SUMMARY = "make fault tests from a diagnosis, and execute them"
@@ -61,6 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seed", type=whole, default=0, metavar="N", help="where the draws begin (default: %(default)s)"
     )
+    group.add_argument("--workers", type=count, default=1, metavar="N", help="processes (default: %(default)s)")
     group.add_argument("--out", type=Path, metavar="RUN", help="run folder, where RUN is a file of cases")
     _add_curve(parser.add_argument_group("bit-sensitivity curve"))
     add_loading(parser)
@@ -164,18 +165,20 @@ def _executed(asked: argparse.Namespace, plan: FaultPlan, request: Request, fold
     return tests
 
 
-def _order(asked: argparse.Namespace, request: Request, folder: Path) -> FaultOrder:
-    from noisescope.runs.fault_testing import FaultOrder
+def _order(asked: argparse.Namespace, request: Request, folder: Path) -> Order:
+    from noisescope.runs.ordering import Order
 
     for option, held in (("--run", request.model), ("--data", request.workload)):
         if not held:
             raise BadInputError(f"{option} is missing: {asked.source} does not say with what it was made.")
     workload = read_data(request.workload, asked.samples)
     load = tuple(how_to_load(asked).items())
-    return FaultOrder(request.model, load, workload, asked.metric, folder, asked.command_line)
+    return Order(
+        request.model, load, workload, folder, metric=asked.metric, workers=asked.workers, asked=asked.command_line
+    )
 
 
-def _tested(asked: argparse.Namespace, order: FaultOrder, plan: FaultPlan, request: Request) -> FaultTests:
+def _tested(asked: argparse.Namespace, order: Order, plan: FaultPlan, request: Request) -> FaultTests:
     from noisescope.diagnose.fault_lines import outcome_lines
     from noisescope.runs.fault_testing import fault_desk, run_fault_tests, setting_for
     from noisescope.runs.kept_keys import FAULTS
@@ -187,17 +190,17 @@ def _tested(asked: argparse.Namespace, order: FaultOrder, plan: FaultPlan, reque
     return tests
 
 
-def _measure_curves(asked: argparse.Namespace, order: FaultOrder, request: Request) -> None:
+def _measure_curves(asked: argparse.Namespace, order: Order, request: Request) -> None:
     """A number format that the model is only loaded in for this has a folder of its own within the run folder."""
     from noisescope.core.records import operator_names
     from noisescope.diagnose.fault_lines import curve_lines
-    from noisescope.runs.fault_testing import fault_desk, keep_curves, measured_curves, setting_for
+    from noisescope.runs.fault_testing import fault_desk, keep_curves, loaded_in, measured_curves, setting_for
 
     operators = operator_names(asked.bit_curve.split(",")) if asked.bit_curve else None
-    orders = [order] if asked.bit_dtypes is None else [order.loaded_in(dtype) for dtype in asked.bit_dtypes]
+    orders = [order] if asked.bit_dtypes is None else [loaded_in(order, dtype) for dtype in asked.bit_dtypes]
     curves: list[BitCurve] = []
     for one in orders:
         with fault_desk(one, sys.stderr) as desk:
             curves += measured_curves(desk, operators, setting_for(desk, asked.seeds, asked.seed), asked.bit_rate)
     sys.stdout.write("\n".join(curve_lines(curves)) + "\n")
-    keep_curves(order.folder, curves, request)
+    keep_curves(order.out, curves, request)

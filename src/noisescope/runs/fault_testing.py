@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +17,7 @@ import torch
 
 from noisescope.core.codec import key_of
 from noisescope.core.errors import BadInputError, NoisescopeError
-from noisescope.core.records import Injection, Params
+from noisescope.core.records import Injection
 from noisescope.diagnose.bit_curve import BitCurve, BitCurves, bit_curves, bit_question
 from noisescope.diagnose.fault_loss import LossQuestion
 from noisescope.diagnose.fault_steps import STEPS, Bools, stepped
@@ -27,15 +27,15 @@ from noisescope.diagnose.harm import yardstick
 from noisescope.diagnose.setting import Setting
 from noisescope.measure.batches import Samples, Settings, prepare
 from noisescope.measure.calling import device_of
+from noisescope.measure.metrics import USUAL
 from noisescope.measure.stepping import Walk, prompts_of, walk
-from noisescope.measure.workload import Workload
 from noisescope.runs.diagnosing import Desk, Patient, Wanted, about, setting_of
 from noisescope.runs.fault_places import injection_of, located_in, words_of
 from noisescope.runs.kept_keys import BIT_CURVES, CALIBRATION
 from noisescope.runs.localising import locate
-from noisescope.sweep.bench import ModelBench
+from noisescope.runs.ordering import Order, hired, threads_of
+from noisescope.sweep.bench import Task
 from noisescope.sweep.evaluating import evaluating
-from noisescope.sweep.executors.serial import Serial
 from noisescope.sweep.injecting import Injecting
 from noisescope.sweep.store import ABOUT, About, Request, Store
 from noisescope.sweep.study import run_study
@@ -47,37 +47,31 @@ LOOKED_AT, FAULTY_STEP = 4, 1
 _VERDICTS = ("no fault found", "undecided", "fault")
 
 
-@dataclass(frozen=True)
-class FaultOrder:
-    """The model by name, what it is judged on, and the run folder, which may hold other findings of the same model."""
-
-    source: str
-    load_options: Params
-    workload: Workload
-    metric: str
-    folder: Path
-    asked: str = ""
-
-    def loaded_in(self, dtype: str) -> FaultOrder:
-        """The same model in another number format. Trials do not name it, so it has a folder of its own."""
-        options = tuple({**dict(self.load_options), "dtype": dtype}.items())
-        return replace(self, load_options=options, folder=self.folder / f"bits-{dtype}")
+def loaded_in(order: Order, dtype: str) -> Order:
+    """The same model in another number format. Trials do not name it, so it has a folder of its own."""
+    options = tuple({**dict(order.load_options), "dtype": dtype}.items())
+    return replace(order, load_options=options, out=order.out / f"bits-{dtype}")
 
 
 @contextmanager
-def fault_desk(order: FaultOrder, stream: TextIO | None) -> Iterator[Desk]:
-    """The model loaded, and its run folder opened, which is refused if it belongs to another model or machine."""
-    there = Store(order.folder).about if (order.folder / ABOUT).exists() else None
+def fault_desk(order: Order, stream: TextIO | None) -> Iterator[Desk]:
+    """The model loaded, and its run folder opened, which is refused if it belongs to another model or machine.
+
+    The folder may hold other findings of the same model.
+    """
+    there = Store(order.out).about if (order.out / ABOUT).exists() else None
     options: dict[str, Any] = dict(order.load_options)
     # A run folder notes in which type a model was loaded.
     options["dtype"] = options.get("dtype") or (None if there is None else dict(there.settings).get("dtype"))
     subject = load(order.source, **options)
-    samples = prepare(order.workload, subject.tokenizer, order.metric, Settings.of(subject.model))
+    task = Task(order.workload, order.metric or USUAL[order.workload.shape], Settings.of(subject.model))
+    samples = prepare(task.workload, subject.tokenizer, task.metric, task.settings)
     patient = Patient(subject.model, subject.layers, subject.sites, samples, samples)
-    threads = torch.get_num_threads() if there is None else int(dict(there.settings).get("threads", 1))
+    threads = threads_of(order) if there is None else int(dict(there.settings).get("threads", 1))
     here = _fitted(about(patient, subject.fingerprint, threads, order.asked), there)
-    with Store(order.folder, here) as store:
-        yield Desk(patient, store, Serial(lambda: ModelBench(subject.model, samples), threads=threads), stream)
+    same = replace(order, load_options=tuple(options.items()))
+    with Store(order.out, here) as store, hired(same, subject, samples, task, threads) as executor:
+        yield Desk(patient, store, executor, stream)
 
 
 def _fitted(here: About, there: About | None) -> About:

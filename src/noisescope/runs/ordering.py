@@ -72,15 +72,15 @@ def opened(order: Order, stream: TextIO | None) -> Iterator[Desk]:
     if order.calibration is not None:
         calibration = prepare(order.calibration, subject.tokenizer, CALIBRATED_BY, settings)
     patient = Patient(subject.model, subject.layers, subject.sites, samples, calibration)
-    threads = _threads(order)
+    threads = threads_of(order)
     with (
         Store(order.folder(subject.fingerprint), about(patient, subject.fingerprint, threads, order.asked)) as store,
-        _hired(order, subject, samples, task, threads) as executor,
+        hired(order, subject, samples, task, threads) as executor,
     ):
         yield Desk(patient, store, executor, stream)
 
 
-def _threads(order: Order) -> int:
+def threads_of(order: Order) -> int:
     """How many threads each worker computes with, which is a part of what a run is."""
     if order.cluster is None:
         return max(1, torch.get_num_threads() // order.workers)
@@ -88,7 +88,8 @@ def _threads(order: Order) -> int:
 
 
 @contextmanager
-def _hired(order: Order, subject: Subject, samples: Samples, task: Task, threads: int) -> Iterator[Executor]:
+def hired(order: Order, subject: Subject, samples: Samples, task: Task, threads: int) -> Iterator[Executor]:
+    """Whoever runs the trials of an order: this process, worker processes, or a cluster; they go with the block."""
     maker = BenchMaker(order.source, (task,), order.load_options, subject.fingerprint)
     if order.cluster is not None:
         maker = replace(maker, source=_absolute(order.source), load_options=_elsewhere(order.load_options))

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -76,6 +77,14 @@ def test_no_file_is_over_the_limit():
 
 def test_every_name_says_something():
     assert not [str(path) for path in FILES if EMPTY_NAMES & set(path.relative_to(HOUSE).with_suffix("").parts)]
+
+
+def test_commands_speak_through_lines_alone():
+    """What is written past it can steer a terminal with a name out of a file."""
+    spoken = [
+        path for path in (HOUSE / "cli").glob("*.py") if re.search(r"std(out|err)\.write|\bprint\(", path.read_text())
+    ]
+    assert [path.name for path in spoken] == ["lines.py"]
 
 
 def test_every_module_says_what_it_does_and_room_packages_hold_nothing():

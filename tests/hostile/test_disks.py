@@ -84,3 +84,49 @@ def test_a_read_only_disk_is_told_and_what_is_there_can_be_read(children: Childr
         refused(children.run(Asked(str(disk), words)), "Read-only file system")
     refused(children.run(Asked(str(disk), shlex.split("capture ../model --samples 1 --out a.capture"))), "Read-only")
     assert content(disk) == before
+
+
+WRITERS = (
+    "plan run --target npu",
+    "faults run --csv faults.csv",
+    "report run --format svg",
+    *(
+        pytest.param(line, marks=pytest.mark.slow)
+        for line in (
+            "report run --format md,json",
+            "faults run --json cases.json",
+            "bits run --no-measure -n 4",
+            "smooth ../model --alpha 0.5 -n 8 --out smoothed",
+            "locate ../model -n 1 --repeats 2 --out located",
+            "robustness ../model --data demo:texts -n 4 --seeds 1 --noise-levels 0,0.1 --out levels",
+            "capture ../model --samples 1 --out a.capture",
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("line", WRITERS)
+def test_every_command_that_writes_tells_a_shut_and_a_full_disk(
+    children: Children, place: Path, whole: Path, tmp_path_factory: pytest.TempPathFactory, line: str
+) -> None:
+    disk = place / tmp_path_factory.mktemp("disk").name
+    disk.mkdir()
+    children.shell(f"mount -t tmpfs -o size=1m none {disk}; cp -r {whole}/run {disk}; mount -o remount,ro {disk}")
+    refused(children.run(Asked(str(disk), shlex.split(line))), "Read-only file system")
+    children.shell(f"mount -o remount,rw {disk}; cat /dev/zero > {disk}/others || true")
+    told = children.run(Asked(str(disk), shlex.split(line)))
+    refused(told)
+    assert "o space left" in told.err.splitlines()[-1], told.err
+    # What was there is there, and nothing is half written.
+    left = f"rm {disk}/others; cd {disk}; test -z \"$(find . -name '*.part')\"; find . -type d -empty -delete"
+    children.shell(f"{left}; diff -r run {whole}/run")
+
+
+def test_a_model_that_does_not_fit_leaves_no_folder(children: Children, tmp_path: Path) -> None:
+    saved(tmp_path / "model", 30)
+    (place := tmp_path / "place").mkdir()
+    words = shlex.split("smooth ../model --alpha 0.5 -n 8 --out smoothed")
+    told = children.run(Asked(str(place), words, file_limit=200_000))
+    refused(told, "smoothed: no space left")
+    assert not content(place)
+    assert ".part" not in told.err

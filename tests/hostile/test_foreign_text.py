@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import pickle
@@ -88,7 +89,7 @@ def test_names_of_folders_and_models_and_lines_of_data(tmp_path: Path, capsys: p
     name = ATTACK.replace("/", "")
     model = saved(tmp_path / name)
     data = tmp_path / f"{name}.jsonl"
-    lines = [json.dumps({"text": f"{ATTACK} number {number}", "kind": ATTACK}) for number in range(6)]
+    lines = [json.dumps({"text": f"{ATTACK} number {number}", "kind": ATTACK}) for number in range(8)]
     data.write_text("\n".join(lines))
     out = tmp_path / "run"
     capsys.readouterr()
@@ -97,7 +98,13 @@ def test_names_of_folders_and_models_and_lines_of_data(tmp_path: Path, capsys: p
     assert main(["report", str(out)]) == 0
     more = ["--save-baseline", str(tmp_path / "b.json"), "--history", str(tmp_path / "h.jsonl"), "--label", ATTACK]
     assert main(["gate", str(model), *asked, "--out", str(tmp_path / "gate"), *more]) == 0
-    for command in (["status", str(out)], ["sites", str(model)], ["locate", str(model), "-n", "1", "--out", str(out)]):
+    for command in (
+        ["status", str(out)],
+        ["sites", str(model)],
+        ["locate", str(model), "-n", "1", "--out", str(out)],
+        ["plan", str(out)],
+        ["smooth", str(model), "--data", str(data), "--alpha", "0.5", "--out", str(tmp_path / f"smooth {name}")],
+    ):
         assert main(command) in (0, 1)
     told = capsys.readouterr()
     harmless(told.err)
@@ -107,6 +114,23 @@ def test_names_of_folders_and_models_and_lines_of_data(tmp_path: Path, capsys: p
     harmless(told.out.replace(verdicts[0], ""))
     assert main(["report", str(out)]) == 0
     only_text(out)
+
+
+def test_fault_tests_of_a_foreign_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batches = [{"x": torch.randn(4, 8, generator=torch.Generator().manual_seed(n))} for n in range(3)]
+    ns.diagnose(Hostile().eval(), batches, window_size=2, scale=0.3, out=tmp_path / "run")
+    cases, table = tmp_path / "cases.json", tmp_path / "cases.csv"
+    assert main(["faults", str(tmp_path / "run"), "--json", str(cases), "--csv", str(table)]) == 0
+    held = json.loads(cases.read_text())
+    for number, case in enumerate(held["plan"]["cases"]):
+        case["name"], case["because"] = f"{ATTACK} {number}", f"={ATTACK}"
+    cases.write_text(json.dumps(held))
+    assert main(["faults", str(cases), "--json", str(cases), "--csv", str(table)]) == 0
+    told = capsys.readouterr()
+    for text in (told.out, told.err, cases.read_text(), table.read_text()):
+        harmless(text)
+    for row in csv.reader(table.read_text().splitlines()):
+        assert not [cell for cell in row if cell.startswith(("=", "+", "@", "-"))]
 
 
 def test_captures_of_a_foreign_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ For bash, put  eval "$(noisescope completion bash)"  into ~/.bashrc. It only pri
 from __future__ import annotations
 
 import argparse
-import sys
 
+from noisescope.cli.lines import show
 from noisescope.cli.options import one_of
 
 SUMMARY = "print the completion script of a shell"
@@ -26,5 +26,5 @@ def run(asked: argparse.Namespace) -> int:
 
     from noisescope.cli.main import parsers
 
-    sys.stdout.write(shtab.complete(parsers()[0], asked.shell) + "\n")
+    show(shtab.complete(parsers()[0], asked.shell).splitlines())
     return 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from noisescope.cli.lines import show
 
 if TYPE_CHECKING:
     from noisescope.diagnose.operator import OperatorResult
@@ -119,10 +120,9 @@ def _run(words: tuple[str, ...]) -> None:
 
 
 def _announce(number: int, of: int, step: Step) -> None:
-    sys.stdout.write(f"\nStep {number} of {of}: {step.question}\n")
+    show(["", f"Step {number} of {of}: {step.question}"])
     _say(step.what, first="  ", then="  ")
-    sys.stdout.write(f"  $ noisescope {' '.join(step.words)}\n")
-    sys.stdout.flush()
+    show([f"  $ noisescope {' '.join(step.words)}"])
 
 
 def _close(answers: Iterable[str], out: Path, page: Path, seconds: float) -> None:
@@ -131,25 +131,28 @@ def _close(answers: Iterable[str], out: Path, page: Path, seconds: float) -> Non
     from noisescope.sweep.progress import duration
     from noisescope.sweep.store import Store
 
-    sys.stdout.write(f"\nDone in {duration(seconds)}. What was found\n")
+    show(["", f"Done in {duration(seconds)}. What was found"])
     for line in answers:
         _say(line, first="  - ", then="    ")
-    sys.stdout.write("\nWhat to do first\n")
+    show(["", "What to do first"])
     for number, action in enumerate(view_of(Store(out)).actions[:3], 1):
         _say(f"{action.action} ({action.severity.word}: {action.component})", first=f"  {number}. ", then="     ")
-    sys.stdout.write(
-        "\nThe report, with every figure, its interval and how to get it again; open it in a browser\n"
-        f"  {page.resolve()}\n"
-        "\nThe same for a model of your own\n"
-        "  noisescope diagnose MODEL --data questions.jsonl --out runs/mine\n"
-        "  noisescope locate MODEL --out runs/mine\n"
-        "  noisescope bits runs/mine --target-avg-bits 6\n"
+    show(
+        [
+            "",
+            "The report, with every figure, its interval and how to get it again; open it in a browser",
+            f"  {page.resolve()}",
+            "",
+            "The same for a model of your own",
+            "  noisescope diagnose MODEL --data questions.jsonl --out runs/mine",
+            "  noisescope locate MODEL --out runs/mine",
+            "  noisescope bits runs/mine --target-avg-bits 6",
+        ]
     )
 
 
 def _say(text: str, first: str = "", then: str = "") -> None:
-    sys.stdout.write("\n".join(textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=then)) + "\n")
-    sys.stdout.flush()
+    show(textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=then))
 
 
 def _fragile(store: Store) -> Iterable[str]:

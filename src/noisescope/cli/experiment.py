@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from noisescope.cli.lines import remark, show
 from noisescope.cli.options import add_loading, count, how_to_load, one_of, positive, write_page
 from noisescope.core.experiment import EXPERIMENTS, RIVALS, Recipe
 from noisescope.core.records import freeze
@@ -69,9 +70,9 @@ def run(asked: argparse.Namespace) -> int:
     wanted = _wanted(asked)
     folder = asked.out or Path("runs") / "-".join(["experiment", asked.name, *(["quick"] if asked.quick else [])])
     found = run_experiment(wanted, folder, asked=asked.command_line, stream=sys.stderr)
-    sys.stdout.write("\n".join(experiment_lines(found)) + "\n")
+    show(experiment_lines(found))
     write_page(folder, ("html", "md", "json"))
-    sys.stderr.write(f"kept in {folder}\n")
+    remark(f"kept in {folder}")
     return 0
 
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from noisescope.cli.lines import remark, show
 from noisescope.cli.options import add_loading, count, how_to_load, one_of, positive, read_data, whole, write_page
 from noisescope.core.errors import BadInputError
 
@@ -140,10 +141,10 @@ def _say_plan(asked: argparse.Namespace, plan: FaultPlan, request: Request, fold
     from noisescope.runs.kept_keys import FAULT_PLAN
     from noisescope.sweep.store import Store
 
-    sys.stdout.write("\n".join(plan_lines(plan)) + "\n")
+    show(plan_lines(plan))
     if folder is not None:
         Store(folder).save_finding(FAULT_PLAN, plan, request)
-    sys.stderr.write(f"execute them: noisescope faults {asked.source} --run MODEL\n")
+    remark(f"execute them: noisescope faults {asked.source} --run MODEL")
 
 
 def _write(asked: argparse.Namespace, plan: FaultPlan, tests: FaultTests | None, folder: Path | None) -> None:
@@ -153,7 +154,7 @@ def _write(asked: argparse.Namespace, plan: FaultPlan, tests: FaultTests | None,
     json = asked.json or (folder / CASES_FILE if asked.source.is_dir() and folder is not None else None)
     for path, text in ((json, plan_text(plan)), (asked.csv, table_text(plan, tests))):
         if path is not None:
-            sys.stdout.write(f"{write_file(path, text.encode())}\n")
+            show([str(write_file(path, text.encode()))])
 
 
 def _executed(asked: argparse.Namespace, plan: FaultPlan, request: Request, folder: Path) -> FaultTests | None:
@@ -186,7 +187,7 @@ def _tested(asked: argparse.Namespace, order: Order, plan: FaultPlan, request: R
     with fault_desk(order, sys.stderr) as desk:
         tests = run_fault_tests(desk, plan, setting_for(desk, asked.seeds, asked.seed))
         desk.store.save_finding(FAULTS, tests, request)
-    sys.stdout.write("\n".join(outcome_lines(tests)) + "\n")
+    show(outcome_lines(tests))
     return tests
 
 
@@ -202,5 +203,5 @@ def _measure_curves(asked: argparse.Namespace, order: Order, request: Request) -
     for one in orders:
         with fault_desk(one, sys.stderr) as desk:
             curves += measured_curves(desk, operators, setting_for(desk, asked.seeds, asked.seed), asked.bit_rate)
-    sys.stdout.write("\n".join(curve_lines(curves)) + "\n")
+    show(curve_lines(curves))
     keep_curves(order.out, curves, request)

@@ -55,7 +55,7 @@ class _Print(argparse.Action):
     ) -> None:
         if values not in TEMPLATES:
             parser.error(f"argument {option_string}: {unknown_name('template', values, TEMPLATES)}")
-        sys.stdout.write(template(str(values)))
+        show(template(str(values)).splitlines())
         parser.exit(0)
 
 

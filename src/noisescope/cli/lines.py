@@ -8,12 +8,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from noisescope.core.errors import BadInputError
 from noisescope.core.foreign import plain
 
 
 def show(lines: Iterable[str]) -> None:
     """Results. A line stays one line, whatever was quoted in it."""
-    sys.stdout.write(_text(lines))
+    try:
+        sys.stdout.write(_text(lines))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as problem:
+        raise BadInputError(f"the output could not be written ({problem.strerror}); send it elsewhere.") from problem
 
 
 def remark(*lines: str) -> None:

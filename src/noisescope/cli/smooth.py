@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from noisescope.cli.lines import show
 from noisescope.cli.options import (
     DEMO,
     add_model,
@@ -89,5 +90,5 @@ def run(asked: argparse.Namespace) -> int:
     if found is None:
         found = smooth(loaded.model, samples, wanted, sys.stderr)
         write(loaded, found, asked.out, here, request_of(asked))
-    sys.stdout.write("\n".join(smoothing_lines(found)) + f"\nreport: {asked.out / 'report.html'}\nmodel: {asked.out}\n")
+    show([*smoothing_lines(found), f"report: {asked.out / 'report.html'}", f"model: {asked.out}"])
     return 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from noisescope.core.codec import SCHEMA, from_plain, parse, to_plain
 from noisescope.core.errors import BadInputError
+from noisescope.core.foreign import clean
 from noisescope.diagnose.fault_tests import FaultCase, FaultOutcome, FaultPlan, FaultTests
 
 FORMAT, VERSION = "noisescope fault tests", 1
@@ -23,9 +24,9 @@ Cell = str | float | int | None
 
 
 def plan_text(plan: FaultPlan) -> str:
-    """The document that `read_plan` reads."""
+    """The document that `read_plan` reads, in ASCII: a name in it cannot steer the terminal that shows the file."""
     document = {"format": FORMAT, "version": VERSION, "schema": SCHEMA, "plan": to_plain(plan)}
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def read_plan(path: Path) -> FaultPlan:
@@ -68,12 +69,13 @@ def table_text(plan: FaultPlan, tests: FaultTests | None = None) -> str:
 def safe(cell: Cell) -> Cell:
     """A cell that no spreadsheet runs: a text that begins like a formula gets an apostrophe, which makes it plain text.
 
-    Line breaks and tabs become spaces, for they end a cell where a file is pasted. Numbers stay numbers.
+    Line breaks and tabs become spaces, for they end a cell where a file is pasted; what steers a terminal or hides is
+    left out. Numbers stay numbers.
     """
     if not isinstance(cell, str):
         return cell
-    plain = " ".join(cell.split())
-    return f"'{plain}" if plain.startswith(_FORMULA) else plain
+    shown = clean(cell)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
 def _asked(case: FaultCase) -> Mapping[str, Cell]:

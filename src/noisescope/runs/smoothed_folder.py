@@ -5,14 +5,18 @@ The folder appears whole or not at all. What is in its place already is never ov
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
+from noisescope.core.errors import NoisescopeError
 from noisescope.core.smoothing import Smoothing
 from noisescope.core.version import VERSION
 from noisescope.measure.batches import Samples
@@ -69,12 +73,24 @@ def write(loaded: Loaded, found: Smoothing, folder: Path, about: About, request:
         sync_folder(folder.parent)
     except OSError as problem:
         raise cannot_write(folder, problem) from problem
+    except NoisescopeError as problem:
+        # The name of what is not whole yet says nothing to anybody.
+        raise type(problem)(str(problem).replace(str(part), str(folder))) from problem
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
     with quiet():
-        model.save_pretrained(folder)
+        try:
+            model.save_pretrained(folder)
+        except SafetensorError as problem:
+            raise OSError(_errno_in(str(problem)), str(problem)) from problem
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
+
+
+def _errno_in(told: str) -> int:
+    """The number of the system's error, which safetensors gives in words alone."""
+    found = re.search(r"os error (\d+)", told)
+    return int(found[1]) if found else errno.EIO

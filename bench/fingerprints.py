@@ -30,7 +30,6 @@ from strange_faults import STRANGE, Spoiled
 
 import noisescope as ns
 from noisescope.core.errors import BadInputError
-from noisescope.diagnose.fingerprint import likeness
 from noisescope.runs.fingerprinting import Library, library_of
 from noisescope.sweep.responses import answer, by_position
 
@@ -98,7 +97,7 @@ def run_case(case: Case, model: Any, library: Library, last: Last) -> dict[str, 
         pattern = library.pattern_of(model)
     handle.remove()
     layers = [place.layer for place in library.places]
-    scores = likeness(pattern, library.prints)
+    scores = library.scores(pattern)
     order = np.argsort(-scores, kind="stable")
     return {
         "changed": changed[0],
@@ -167,7 +166,10 @@ def _opinions(rows: list[dict[str, Any]]) -> Iterator[str]:
 def run_dtype(book: Book, dtype: str, asked: argparse.Namespace) -> None:
     """All cases of a dtype."""
     good, model = model_of("smollm2", asked.good or dtype), model_of("smollm2", dtype)
-    named = dtype if asked.good in (None, dtype) else f"{dtype}, the good system {asked.good}"
+    if asked.unfused:
+        good.set_attn_implementation("eager")
+    other = [part for part in (asked.good, "with unfused attention" if asked.unfused else None) if part]
+    named = f"{dtype}, the good system {' '.join(other)}" if other else dtype
     cases = [{"dtype": named, **case} for case in cases_of(model, asked.cases, asked.seed)]
     left = [case for case in cases if book.lacks(case)]
     if left:
@@ -203,6 +205,7 @@ def main() -> None:
     asked.add_argument("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
     asked.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16"])
     asked.add_argument("--good", help="dtype of the good system, if it is another one")
+    asked.add_argument("--unfused", action="store_true", help="the good system with other kernels for attention")
     asked.add_argument("--workers", type=int, default=1, help="processes that share the cases (default: %(default)s)")
     asked.add_argument("--out", type=Path, help="a file of results to go on from")
     args = asked.parse_args()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from noisescope.core.records import Site
-from noisescope.diagnose.fingerprint import Seen, conclude_fingerprint, likeness, pattern, presence
+from noisescope.diagnose.fingerprint import Seen, conclude_fingerprint, likeness, pattern, presence, rise
 from noisescope.diagnose.localization import Opinion
 
 PLACES = [Site(None, "module", "embed"), *(Site(i, "layer", f"layers.{i}") for i in range(4))]
@@ -69,3 +69,36 @@ def test_the_same_to_the_last_bit_and_within_the_band_is_no_fault():
     within = concluded(PRINTS[1], leaves_band=False)
     assert (within.verdict, within.suspects[0].layer) == ("undecided", 0)
     assert "rounding" in within.would_decide
+
+
+def test_a_rise_is_what_a_border_adds_beyond_what_rounding_adds_there():
+    usual = np.array([[1.0, 2.0], [3.0, 6.0], [9.0, 6.0]])
+    # Four times as much from the second border on, whatever rounding does from border to border.
+    found = rise(usual * np.array([[1.0], [4.0], [4.0]]), usual)
+    assert found == pytest.approx(np.log(np.array([[1.0, 1.0], [4.0, 4.0], [1.0, 1.0]])))
+
+
+def test_entries_in_which_nothing_differs_neither_rise_nor_fall_beyond_bounds():
+    usual = np.ones((2, 3))
+    assert np.abs(rise(np.zeros((2, 3)), usual)).max() == pytest.approx(np.log(10))
+    assert np.isfinite(rise(np.ones((2, 3)), np.zeros((2, 3)))).all()
+    assert rise(np.zeros((2, 3)), np.zeros((2, 3))) == pytest.approx(0.0)
+
+
+RISES = np.stack([np.eye(5)[i][:, None] * np.ones(12) for i in range(5)])
+
+
+@pytest.mark.parametrize(("rising", "verdict"), [(0.1, "fault"), (0.4, "no fault found")])
+def test_a_rise_counts_where_it_is_clear_of_those_of_healthy_systems(rising, verdict):
+    noise = 0.05 * np.random.default_rng(0).standard_normal((5, 12))
+    seen = Seen(leaves_band=False, identical=False, alike=False, opinion=None, rising=rising)
+    result = conclude_fingerprint(0.5 * RISES[3] + noise, RISES, PLACES, GROUPS, seen)
+    assert result.verdict == verdict
+    assert [s.layer for s in result.suspects[:1]] == ([2] if verdict == "fault" else [])
+
+
+def test_outside_the_band_without_a_clear_rise_it_is_undecided():
+    seen = Seen(leaves_band=True, identical=False, alike=False, opinion=None, rising=0.4)
+    result = conclude_fingerprint(0.5 * RISES[3], RISES, PLACES, GROUPS, seen)
+    assert result.verdict == "undecided"
+    assert "no more than rounding" in result.would_decide

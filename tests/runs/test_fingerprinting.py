@@ -81,6 +81,18 @@ def test_a_fault_is_told_from_the_rounding_of_a_shorter_dtype(llama, captured, l
         assert (result.verdict, result.suspects[0].layer) == ("fault", layer)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_small_fault_is_told_from_the_rounding_of_other_kernels(dtype):
+    good, suspect = make("llama", "eager", dtype), make("llama", "sdpa", torch.bfloat16)
+    healthy = ns.locate(suspect, INPUTS, method="fingerprint", reference=good)
+    assert (healthy.verdict, healthy.suspects) == ("no fault found", ())
+    for layer in (0, 1):
+        with ns.inject(suspect, ns.fault("gain_drift", 0.02), layers=layer, operators="linear", seed=4):
+            result = ns.locate(suspect, INPUTS, method="fingerprint", reference=good)
+        assert (result.verdict, result.suspects[0].layer) == ("fault", layer)
+    assert next(good.parameters()).dtype is dtype
+
+
 def test_what_is_no_reference_or_of_other_inputs_is_refused(llama, captured):
     with pytest.raises(ns.NoisescopeError, match="reference None: expected a healthy model"):
         ns.locate(llama, INPUTS, method="fingerprint")

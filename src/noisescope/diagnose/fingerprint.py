@@ -17,7 +17,11 @@ from noisescope.diagnose.localization import Evidence, Localization, Opinion, Su
 
 Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
+# A rise of this many times the largest of a healthy system is none of rounding.
+CLEAR_RISE = 2.0
 _DRAWS, _LISTED = 400, 5
+# Below this share of what is usual there is nothing to compare with.
+_TINY = 0.1
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class Seen:
     """Of the suspect system: whether it leaves the healthy band, whether it is the reference to the last bit.
 
     `alike` says that both run the same kernels, so that even a difference within the band is odd. `opinion` is what the
-    comparison of activations says, if it says anything. `notes` tell how the patterns were made.
+    comparison of activations says, if it says anything. `notes` tell how the patterns were made. `rising` is given
+    where patterns are of rises: the largest that a healthy system shows.
     """
 
     leaves_band: bool
@@ -33,6 +38,7 @@ class Seen:
     alike: bool
     opinion: Opinion | None = None
     notes: tuple[str, ...] = ()
+    rising: float | None = None
 
 
 def pattern(divergence: Floats, healthy: Floats, groups: Floats | None = None) -> Floats:
@@ -50,6 +56,30 @@ def presence(divergence: Floats, least: float, groups: Floats | None = None) -> 
     """The same of two systems that compute alike to the last bit: 1 where anything differs by more than `least`."""
     whole = divergence if groups is None else _so_far(divergence, groups)
     return _behind_the_input((whole > least).astype(np.float64))
+
+
+def rise(divergence: Floats, healthy: Floats) -> Floats:
+    """How many times more each border adds to the divergence than it does on a healthy system, [border, entry].
+
+    Logarithms of the ratio to `healthy`, which is what rounding does to each entry, and their steps from one border to
+    the next. Before a fault both grow alike, whatever rounding does there; at the fault one steps up.
+    """
+    usual = np.maximum(healthy, _TINY * np.median(healthy, axis=1, keepdims=True) + 1e-30)
+    # What copies values, such as an embedding, rounds nothing: there nothing is as usual.
+    ratio = np.where((healthy == 0) & (divergence == 0), 1.0, divergence / usual)
+    above: Floats = np.log(np.maximum(ratio, _TINY))
+    return above - _after_nothing(above)
+
+
+def _after_nothing(found: Floats) -> Floats:
+    """What was at the border before; nothing before the first."""
+    return np.concatenate([np.zeros((1, found.shape[1])), found[:-1]])
+
+
+def pooled(found: Floats) -> Floats:
+    """The mean over all entries: a rise is seen over them, not in one."""
+    whole: Floats = found.mean(-1, keepdims=True)
+    return whole
 
 
 def _behind_the_input(found: Floats) -> Floats:
@@ -72,45 +102,76 @@ def likeness(suspect: Floats, prints: Floats) -> Floats:
     return np.where(size > 0, (a * b).sum((1, 2)) / np.where(size > 0, size, 1.0), 0.0)
 
 
-def confidence_in(suspect: Floats, prints: Floats, best: int, groups: Floats, seed: int) -> float:
+def confidence_in(
+    suspect: Floats, prints: Floats, best: int, groups: Floats, seed: int, *, pools: bool = False
+) -> float:
     """In what share of draws of prompts, or of tokens where there are few prompts, the best place stays the best."""
     blocks = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     blocks = blocks if len(blocks) > 2 else [np.array([i]) for i in range(len(groups))]
+    drawn = np.random.default_rng(seed).integers(0, len(blocks), (_DRAWS, len(blocks)))
     a, b = suspect - suspect.mean(0), prints - prints.mean(1, keepdims=True)
+    scores = _pooled_scores(a, b, blocks, drawn) if pools else _scores(a, b, blocks, drawn)
+    return float((scores.argmax(0) == best).mean())
+
+
+def _scores(a: Floats, b: Floats, blocks: Sequence[npt.NDArray[np.intp]], drawn: npt.NDArray[np.int64]) -> Floats:
+    """[place, draw], of which the best of each draw counts."""
     dots = np.stack([(a[:, block] * b[:, :, block]).sum((1, 2)) for block in blocks], 1)
     sizes = np.stack([(b[:, :, block] ** 2).sum((1, 2)) for block in blocks], 1)
-    drawn = np.random.default_rng(seed).integers(0, len(blocks), (_DRAWS, len(blocks)))
-    scores = dots[:, drawn].sum(2) / np.sqrt(np.maximum(sizes[:, drawn].sum(2), 1e-300))
-    return float((scores.argmax(0) == best).mean())
+    found: Floats = dots[:, drawn].sum(2) / np.sqrt(np.maximum(sizes[:, drawn].sum(2), 1e-300))
+    return found
+
+
+def _pooled_scores(
+    a: Floats, b: Floats, blocks: Sequence[npt.NDArray[np.intp]], drawn: npt.NDArray[np.int64]
+) -> Floats:
+    seen = np.stack([a[:, block].mean(1) for block in blocks], 1)[:, drawn].mean(2)
+    made = np.stack([b[:, :, block].mean(2) for block in blocks], 2)[:, :, drawn].mean(3)
+    found: Floats = (seen * made).sum(1) / np.sqrt(np.maximum((made * made).sum(1), 1e-300))
+    return found
+
+
+def scores_of(suspect: Floats, prints: Floats, *, pools: bool) -> Floats:
+    """How alike a pattern is to each fingerprint; of rises, taken together over all entries."""
+    return likeness(pooled(suspect), pooled(prints)) if pools else likeness(suspect, prints)
 
 
 def conclude_fingerprint(
     suspect: Floats, prints: Floats, places: Sequence[Site], groups: Floats, seen: Seen, seed: int = 0
 ) -> Localization:
     """The places by how alike their fingerprints are, the verdict, and whether the second opinion agrees."""
-    if seen.identical or not (seen.leaves_band or seen.alike):
+    scores = scores_of(suspect, prints, pools=seen.rising is not None)
+    order = np.argsort(-scores, kind="stable")
+    best = int(order[0])
+    clear = _is_clear(suspect, prints[best], seen)
+    if seen.identical or not (seen.leaves_band or seen.alike or clear):
         return Localization("no fault found", (), "fingerprint", checked=len(places), notes=seen.notes)
     if not suspect.any():
         return Localization("undecided", (), "fingerprint", notes=seen.notes, would_decide=_NOTHING)
-    scores = likeness(suspect, prints)
-    order = np.argsort(-scores, kind="stable")
-    best = int(order[0])
     margin = float(scores[best] - scores[order[1]]) if len(order) > 1 else float(scores[best])
-    confidence = confidence_in(suspect, prints, best, groups, seed)
+    confidence = confidence_in(suspect, prints, best, groups, seed, pools=seen.rising is not None)
     opinion = seen.opinion
     is_sure = confidence >= CONFIDENCE or (opinion is not None and opinion.layer == places[best].layer)
-    verdict: Verdict = "fault" if seen.leaves_band and is_sure else "undecided"
+    verdict: Verdict = "fault" if clear and is_sure else "undecided"
     return Localization(
         verdict,
         tuple(_suspect(places[i], float(scores[i])) for i in order[:_LISTED]),
         "fingerprint",
         checked=len(places),
         notes=(_said(places[best], margin, confidence), *_second(places[best], opinion), *seen.notes),
-        would_decide=_decides(verdict, seen, confidence),
+        would_decide=_decides(verdict, clear, confidence),
         margin=margin,
         confidence=confidence,
         opinion=opinion,
     )
+
+
+def _is_clear(suspect: Floats, print_of_best: Floats, seen: Seen) -> bool:
+    """Whether the systems are further apart than rounding makes them, at the best place where rises are known."""
+    if seen.rising is None:
+        return seen.leaves_band
+    at = int(pooled(print_of_best).argmax())
+    return bool(pooled(suspect)[at, 0] > CLEAR_RISE * seen.rising)
 
 
 _NOTHING = "The systems differ, but at no border of a layer: compare them with `noisescope compare`."
@@ -140,10 +201,10 @@ def _second(place: Site, opinion: Opinion | None) -> list[str]:
     return [f"Second opinion, from the activations: {'agrees' if agrees else 'DISAGREES'}. {opinion.words}"]
 
 
-def _decides(verdict: Verdict, seen: Seen, confidence: float) -> str:
+def _decides(verdict: Verdict, clear: bool, confidence: float) -> str:
     if verdict != "undecided":
         return ""
-    if not seen.leaves_band:
+    if not clear:
         return (
             "The systems differ by no more than rounding does. On one device with one dtype even that is odd: the "
             "default method, or float64 on both, would decide it."

@@ -6,6 +6,7 @@ a fault that is in all of its runs hardly shows in what noise adds. Conclusions 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,28 @@ import torch
 from torch import Tensor, nn
 
 from noisescope.core.errors import BadInputError
-from noisescope.core.records import Site
+from noisescope.core.records import Site, noise
 from noisescope.diagnose.comparison import Comparison
-from noisescope.diagnose.fingerprint import Floats, Seen, conclude_fingerprint, pattern, presence
+from noisescope.diagnose.fingerprint import (
+    Floats,
+    Seen,
+    conclude_fingerprint,
+    pattern,
+    pooled,
+    presence,
+    rise,
+    scores_of,
+)
 from noisescope.diagnose.localization import Localization, Opinion
 from noisescope.measure.calling import device_of
 from noisescope.measure.capture_file import Capture, CaptureError, read_capture
 from noisescope.measure.contrast import answer_to, coarser_of
+from noisescope.measure.rounding import is_short, unit
 from noisescope.runs.capturing import checked, dtype_of, few_of, inputs_hash, inputs_of, is_coarse, mask_of
 from noisescope.runs.comparing import compare_models, compare_with
 from noisescope.sweep.dithering import answer_of, values_of
 from noisescope.sweep.evaluating import evaluating
+from noisescope.sweep.injecting import inject
 from noisescope.sweep.tapping import Tapping
 from noisescope.sweep.tracing import Given, Trace, View, combinations, noisy_traces, places_of, trace_of
 
@@ -41,16 +53,20 @@ _STRANGERS = "the reference and the model differ in their layers or widths: pass
 
 @dataclass(frozen=True, eq=False)
 class _Good:
-    """The good system: its trace, what is healthy at each border relative to the values there, and how it was seen.
+    """The good system: itself, its trace, what is healthy at each border relative to the values, and how it was seen.
 
-    `least` is given where it and the suspect compute alike: what is further apart than that is no rounding.
+    `least` is given where it and the suspect compute alike: what is further apart than that is no rounding. Where it
+    could run in the suspect's short dtype and in float32, `trace` is that of float32, and `rounded` are two traces of
+    the short one that round in other places.
     """
 
+    system: nn.Module
     trace: Trace
     healthy: Mapping[str, float]
     view: View | None
     least: float | None
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    rounded: tuple[Trace, Trace] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +79,11 @@ class Library:
     places: tuple[Site, ...]
     prints: Floats
     groups: Floats
+    rising: float | None = None
+
+    def scores(self, found: Floats) -> Floats:
+        """How alike a suspect's pattern is to the fingerprint of each place."""
+        return scores_of(found, self.prints, pools=self.rising is not None)
 
     def pattern_of(self, model: nn.Module) -> Floats:
         """Where and how far a suspect is from the good system."""
@@ -70,7 +91,7 @@ class Library:
             mine = trace_of(model, _given(model, self.batches), self.good.view)
         if any(key not in _common(self.good, mine) for key in self.keys):
             raise BadInputError(_STRANGERS)
-        return _pattern(self.good, self.good.trace, mine, self.keys, self.groups)
+        return _pattern(self.good, self.good.trace, mine, self.keys, self.groups, is_print=False)
 
 
 def locate_by_fingerprint(model: nn.Module, batches: Sequence[Batch], reference: Any, seed: int) -> Localization:
@@ -79,7 +100,7 @@ def locate_by_fingerprint(model: nn.Module, batches: Sequence[Batch], reference:
     reference = reference if isinstance(reference, nn.Module) else _capture(reference)
     library = library_of(reference, model, asked, seed)
     suspect = library.pattern_of(model)
-    seen = _seen(_compared(reference, model, asked), library.good)
+    seen = replace(_seen(_compared(reference, model, asked), library.good), rising=library.rising)
     return conclude_fingerprint(suspect, library.prints, library.places, library.groups, seen, seed)
 
 
@@ -87,27 +108,38 @@ def library_of(reference: nn.Module | Capture, model: nn.Module, batches: Sequen
     """The fingerprints of every place, made by noise in the reference, or in the suspect if that is a capture."""
     probed = reference if isinstance(reference, nn.Module) else model
     with torch.no_grad(), evaluating(model), evaluating(probed):
-        given = _given(probed, batches)
         if isinstance(reference, nn.Module):
-            good, groups = _of_model(reference, model, batches), _prompts(batches)
+            good, groups = _of_model(reference, model, batches, seed), _prompts(batches)
             base = good.trace
         else:
             good = _of_capture(reference, model, batches)
-            base = trace_of(model, given, good.view)
+            base = trace_of(model, _given(model, batches), good.view)
             good = replace(good, least=_LINES_AGREE if _has_equal_layers(good, base, model) else None)
             groups = np.arange(len(next(iter(base.values.values()))), dtype=np.float64)
         keys = _common(good, base)
-        places = places_of(probed, keys)
-        noisy = noisy_traces(probed, given, places, _far_from(seed), good.view)
-        prints = np.stack([_pattern(good, base, trace, keys, groups) for trace in noisy])
-    return Library(batches, good, tuple(keys), tuple(places), prints, groups)
+        places = places_of(good.system, keys)
+        noisy = noisy_traces(good.system, _given(good.system, batches), places, _far_from(seed), good.view)
+        prints = np.stack([_pattern(good, base, trace, keys, groups, is_print=True) for trace in noisy])
+    return Library(batches, good, tuple(keys), tuple(places), prints, groups, _rising(good, keys))
 
 
-def _pattern(good: _Good, one: Trace, other: Trace, keys: Sequence[str], groups: Floats) -> Floats:
+def _pattern(good: _Good, one: Trace, other: Trace, keys: Sequence[str], groups: Floats, *, is_print: bool) -> Floats:
     divergence, prompts = _apart(one, other, keys), groups if good.view is None else None
     if good.least is not None:
         return presence(divergence, good.least, prompts)
+    if good.rounded is not None:
+        usual = _apart(good.trace, good.rounded[0], keys)
+        # Noise was put into float32, which does not round as the suspect does.
+        return rise(np.hypot(divergence, usual) if is_print else divergence, usual)
     return pattern(divergence, np.array([good.healthy[key] for key in keys]), prompts)
+
+
+def _rising(good: _Good, keys: Sequence[str]) -> float | None:
+    """The largest rise between two healthy systems that round in other places."""
+    if good.least is not None or good.rounded is None:
+        return None
+    one, other = (_apart(good.trace, trace, keys) for trace in good.rounded)
+    return float(np.abs(pooled(rise(other, one))).max())
 
 
 def _far_from(seed: int) -> int:
@@ -119,7 +151,10 @@ def _given(model: nn.Module, batches: Sequence[Batch]) -> list[Given]:
     return [(inputs_of(model, batch), mask_of(batch)) for batch in batches]
 
 
-def _of_model(reference: nn.Module, model: nn.Module, batches: Sequence[Batch]) -> _Good:
+def _of_model(reference: nn.Module, model: nn.Module, batches: Sequence[Batch], seed: int) -> _Good:
+    alike = _compute_alike(reference, model)
+    if not alike and is_short(dtype_of(model)):
+        return _in_both_dtypes(reference, dtype_of(model), batches, seed)
     name = coarser_of(*(str(dtype_of(m)).removeprefix("torch.") for m in (reference, model)))
     trace = trace_of(reference, _given(reference, batches))
     tapping, few = Tapping(reference, coarse=True), few_of(batches[0])
@@ -130,7 +165,22 @@ def _of_model(reference: nn.Module, model: nn.Module, batches: Sequence[Batch]) 
     answers = answer_of(tapping, run, mask_of(few), values_of(tapping, run, mask_of(few)), name)
     sizes = {key: float(rows.square().sum(1).mean().sqrt().clamp(min=_LEAST)) for key, rows in trace.values.items()}
     healthy = {key: _healthy(float(answers[key].double().norm()) / sizes[key], name) for key in answers}
-    return _Good(trace, healthy, None, 0.0 if _compute_alike(reference, model) else None, ())
+    return _Good(reference, trace, healthy, None, 0.0 if alike else None)
+
+
+def _in_both_dtypes(reference: nn.Module, dtype: torch.dtype, batches: Sequence[Batch], seed: int) -> _Good:
+    """The good system in float32, and what rounding to a short dtype does to it: twice, the second time elsewhere."""
+    fine, short = _cast(reference, torch.float32), _cast(reference, dtype)
+    trace, once = (trace_of(system, _given(system, batches)) for system in (fine, short))
+    nudge = inject(short, noise(scale=unit(dtype) / 4), layers=0, operators="linear", seed=_far_from(seed) - 1)
+    nudge.strict = False
+    with nudge:
+        again = trace_of(short, _given(short, batches))
+    return _Good(fine, trace, dict.fromkeys(trace.values, 0.0), None, None, rounded=(once, again))
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    return model if dtype_of(model) == dtype else copy.deepcopy(model).to(dtype)
 
 
 def _compute_alike(one: nn.Module, other: nn.Module) -> bool:
@@ -163,7 +213,7 @@ def _of_capture(capture: Capture, model: nn.Module, batches: Sequence[Batch]) ->
         healthy[key] = _healthy(float(own / size.clamp(min=_LEAST)), dtype)
     lines = next(iter(values.values())).shape[0]
     note = "The reference is a capture: the fingerprints were made by noise on the suspect system itself."
-    return _Good(Trace(values, sizes), healthy, combinations(capture.manifest.seed, lines), None, (note,))
+    return _Good(model, Trace(values, sizes), healthy, combinations(capture.manifest.seed, lines), None, (note,))
 
 
 def _has_equal_layers(good: _Good, mine: Trace, model: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from noisescope.diagnose.localization import Evidence, Localization, Opinion, Su
 Floats = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 # A rise of this many times the largest of a healthy system is none of rounding.
-CLEAR_RISE = 2.0
+CLEAR_RISE = 3.0
 _DRAWS, _LISTED = 400, 5
 # Below this share of what is usual there is nothing to compare with.
 _TINY = 0.1

@@ -30,7 +30,8 @@ from strange_faults import STRANGE, Spoiled
 
 import noisescope as ns
 from noisescope.core.errors import BadInputError
-from noisescope.runs.fingerprinting import Library, library_of
+from noisescope.measure.capture_file import read_capture
+from noisescope.runs.fingerprinting import Library, judged_by, library_of
 from noisescope.sweep.responses import answer, by_position
 
 FAULT_SEED, PRINT_SEED = 1_000_003, 17
@@ -114,11 +115,12 @@ def _correlation(one: Any, other: Any) -> float:
     return float(a @ b) / size if size else 0.0
 
 
-def run_opinion(case: Case, model: Any, reference: Any) -> dict[str, Any]:
-    """The whole method with its second opinion."""
+def run_opinion(case: Case, model: Any, reference: Any, library: Library | None) -> dict[str, Any]:
+    """The whole method with its second opinion; with a library, one that needs no new fingerprints."""
     began = time.process_time()
     with faulty(case, model) as changed:
-        found = ns.locate(model, texts(), method="fingerprint", reference=reference, seed=PRINT_SEED)
+        known = library_of(reference, model, texts(), PRINT_SEED) if library is None else library
+        found = judged_by(known, reference, model, PRINT_SEED)
     top = found.suspects[0].layer if found.suspects else None
     second = None if found.opinion is None else found.opinion.layer
     return {
@@ -171,16 +173,17 @@ def run_dtype(book: Book, dtype: str, asked: argparse.Namespace) -> None:
     other = [part for part in (asked.good, "with unfused attention" if asked.unfused else None) if part]
     named = f"{dtype}, the good system {' '.join(other)}" if other else dtype
     cases = [{"dtype": named, **case} for case in cases_of(model, asked.cases, asked.seed)]
-    left = [case for case in cases if book.lacks(case)]
-    if left:
+    asked_of = {
+        kind: [{"reference": kind, **case} for case in cases[: asked.opinions]] for kind in ("model", "capture")
+    }
+    left = {kind: [c for c in chosen if book.lacks(c)] for kind, chosen in {"": cases, **asked_of}.items()}
+    if left[""] or left["model"]:
         library, last = library_of(good, model, texts(), PRINT_SEED), Last(good)
-        run_group(book, left, lambda case: run_case(case, model, library, last))
+        run_group(book, left[""], lambda case: run_case(case, model, library, last))
+        run_group(book, left["model"], lambda case: run_opinion(case, model, good, library))
     with tempfile.TemporaryDirectory() as folder:
-        captured = ns.capture(good, texts(), Path(folder) / "good.capture")
-        for kind, reference in (("model", good), ("capture", captured)):
-            chosen = [{"reference": kind, **case} for case in cases[: asked.opinions]]
-            opinion = functools.partial(run_opinion, model=model, reference=reference)
-            run_group(book, [case for case in chosen if book.lacks(case)], opinion)
+        capture = read_capture(ns.capture(good, texts(), Path(folder) / "good.capture"))
+        run_group(book, left["capture"], lambda case: run_opinion(case, model, capture, None))
 
 
 def run_group(book: Book, cases: list[Case], run: Callable[[Case], dict[str, Any]]) -> None:
@@ -201,7 +204,7 @@ def main() -> None:
     """Run and print."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--cases", type=int, default=200, help="faults of each dtype (default: %(default)s)")
-    asked.add_argument("--opinions", type=int, default=10, help="of them with a second opinion (default: %(default)s)")
+    asked.add_argument("--opinions", type=int, default=60, help="of them with a second opinion (default: %(default)s)")
     asked.add_argument("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
     asked.add_argument("--dtypes", type=lambda text: text.split(","), default=["float32", "bfloat16"])
     asked.add_argument("--good", help="dtype of the good system, if it is another one")

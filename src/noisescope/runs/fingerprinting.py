@@ -98,9 +98,14 @@ def locate_by_fingerprint(model: nn.Module, batches: Sequence[Batch], reference:
     """The place whose fingerprint is most like the divergence of `model` from the reference."""
     asked = checked(batches)
     reference = reference if isinstance(reference, nn.Module) else _capture(reference)
-    library = library_of(reference, model, asked, seed)
+    return judged_by(library_of(reference, model, asked, seed), reference, model, seed)
+
+
+def judged_by(library: Library, reference: nn.Module | Capture, model: nn.Module, seed: int) -> Localization:
+    """The same with fingerprints that are there; those of a capture belong to one suspect alone."""
     suspect = library.pattern_of(model)
-    seen = replace(_seen(_compared(reference, model, asked), library.good), rising=library.rising)
+    compared = _compared(reference, model, library.batches)
+    seen = replace(_seen(compared, library.good), rising=library.rising)
     return conclude_fingerprint(suspect, library.prints, library.places, library.groups, seen, seed)
 
 

@@ -85,6 +85,6 @@ bench-fingerprints: $(READY)
 bench-precision: $(READY)
 	@$(RUN)/python bench/precision.py --out docs/precision.md
 
-# ModelOpt and auto-round get environments of their own in build/readers.
+# Each tool gets an environment of its own in build/readers.
 bench-readers: $(READY)
 	@$(RUN)/python bench/readers.py --out docs/precision.md

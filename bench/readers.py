@@ -3,7 +3,8 @@
 Usage: python bench/readers.py [--work build/readers] [--out docs/precision.md]
 
 A map of SmolLM2-135M-Instruct gives each format to one group of layers. compressed-tensors comes with the development
-set-up; ModelOpt and auto-round get environments of their own under --work.
+set-up; llm-compressor, ModelOpt and auto-round get environments of their own under --work, for each wants another
+transformers.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Tool:
 
 
 TOOLS = (
+    Tool("llm-compressor 0.14.0.1", "llmcompressor", ("llmcompressor==0.14.0.1",), "llm-compressor.yaml",
+         "read_llm_compressor.py"),
     # ModelOpt does not name requests, which it needs.
     Tool("ModelOpt 0.47.0", "modelopt.torch.quantization", ("nvidia-modelopt==0.47.0", "transformers", "requests"),
          "modelopt.yaml", "read_modelopt.py"),
@@ -118,9 +121,9 @@ def python_of(work, tool):
         venv.create(home, with_pip=True)
     if not subprocess.run([python, "-c", f"import {tool.module}"], capture_output=True, check=False).returncode:
         return python
-    pip = [python, "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
+    pip = [python, "-m", "pip", "install", "--quiet"]
     # torch first and alone: what comes after is then satisfied by it.
-    for packages in (("torch",), tool.packages):
+    for packages in (("--constraint", str(CONSTRAINTS), "torch"), tool.packages):
         if subprocess.run([*pip, *packages], check=False).returncode:
             return None
     return python

@@ -43,7 +43,7 @@ def refused(told: Told, *words: str) -> None:
     assert "not foreseen" not in last
 
 
-@pytest.mark.parametrize("kilobytes", [0, 24, *(pytest.param(size, marks=pytest.mark.slow) for size in (8, 80, 200))])
+@pytest.mark.parametrize("kilobytes", [0, 24, *(pytest.param(size, marks=pytest.mark.slow) for size in (8, 80))])
 def test_a_disk_that_fills_up_loses_nothing_and_is_gone_on_with(
     children: Children, place: Path, whole: Path, tmp_path: Path, kilobytes: int
 ) -> None:

@@ -38,7 +38,7 @@ from noisescope.sweep.store import Store
 from noisescope.verl.diagnostic import IntegratedDiagnostic
 
 
-@pytest.fixture(params=[pytest.param(40, id="some"), pytest.param(MOST, id="many", marks=pytest.mark.slow)])
+@pytest.fixture(params=[pytest.param(25, id="some"), pytest.param(MOST, id="many", marks=pytest.mark.slow)])
 def examples(request: pytest.FixtureRequest) -> int:
     """In how many ways each file is damaged: a first look in the usual tests, a longer one in the slow ones."""
     return request.config.getoption("--examples") or request.param

@@ -23,7 +23,7 @@ def findings(folder: Path) -> str:
 def test_two_diagnoses_at_once_say_what_they_say_alone(shared: bool, tmp_path: Path) -> None:
     first = sharp(4)
     models = [first, first if shared else sharp(5)]
-    inputs = [batches(16), batches(24, width=7)]
+    inputs = [batches(8), batches(12, width=7)]
     meet = threading.Barrier(2)
 
     def ask(number: int, folder: str, wait: Callable[[], object] = lambda: None) -> str:

@@ -20,7 +20,11 @@ CASES = list(itertools.product(("gaussian", "uniform"), (True, False), (1e-4, 0.
 SIZES = (1, 16, 31, 33, 2048, 100_003)
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+    # What inductor recommends for speed is not to be followed where results are compared.
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+]
 
 
 def odd_values(count: int, dtype: torch.dtype) -> Tensor:

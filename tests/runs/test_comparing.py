@@ -1,12 +1,16 @@
 """Two systems compared: every porting bug is named by layer and operator, healthy pairs pass."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 
 import noisescope as ns
 from cases import CASES, make
 from noisescope.diagnose.comparison import RISE
-from noisescope.runs.capturing import Keeping, capture
+from noisescope.measure.contrast import contrasts
+from noisescope.runs.capturing import Keeping, capture, captured
 from noisescope.runs.comparing import compare, compare_models
 from noisescope.runs.systems import as_system
 from porting import BUGS, stale_shard
@@ -48,6 +52,20 @@ def growth(found):
             rises.append(row.excess / before)
         before = max(before, row.excess if row.figures else 0.0)
     return max(rises)
+
+
+@pytest.mark.parametrize("lengths", [[6], pytest.param([49, 6, 30], marks=pytest.mark.slow)])
+def test_a_healthy_pair_is_not_accused_on_few_texts(lengths):
+    """Of few tokens, or of a first text unlike the others, one draw of a dither leaves some channel far too little."""
+    loaded = ns.load("demo", dtype="float32")
+    line = "The river rose after three days of rain, so the villagers moved their boats, tools and animals uphill. "
+    ids = loaded.tokenizer(line * 3).input_ids
+    batches = [{"input_ids": torch.tensor([ids[k : k + length]])} for k, length in enumerate(lengths)]
+    keeping = Keeping(megabytes=1e3)
+    one = captured(loaded.model, batches, keeping)
+    two = captured(copy.deepcopy(loaded.model).double(), batches, replace(keeping, dither=False))
+    worst = max(contrasts(one, two), key=lambda found: found.excess)
+    assert worst.excess < 0.8, worst
 
 
 def names_of(found):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import math
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +27,14 @@ from noisescope.measure.head import is_compiled
 from noisescope.measure.sketch import LINES, ROWS, Sketcher
 from noisescope.model.load import fingerprint
 from noisescope.runs.exported import Exported
-from noisescope.sweep.dithering import answer_of, values_of
+from noisescope.sweep.dithering import Clean, answer_of, clean_of
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.laying import Laid
 from noisescope.sweep.tapping import Tap, Tapping
 
 Batch = Mapping[str, Any]
-# More tokens change the answer to the last bit by less than its own scatter.
-DITHERED_TOKENS = 256
+# More tokens change the answer to the last bit by less than its own scatter; of fewer, so many draws at most.
+DITHERED_TOKENS, DITHERS = 256, 8
 MEGABYTES = 50.0
 _SHORTER = (torch.bfloat16, torch.float16)
 _TAKING_PART = ("transformers", "torch_npu", "onnxruntime", "torchao")
@@ -89,7 +90,7 @@ def captured(
                 model(**inputs_of(bare, batch))
         answers = {}
         if isinstance(tapping, Tapping) and keeping.dither and not closed(model):
-            answers = _answers(tapping, asked[0], dtype_of(bare))
+            answers = _answers(tapping, asked, dtype_of(bare))
     manifest = Manifest(
         model=fingerprint(bare),
         inputs=inputs_hash(asked),
@@ -147,26 +148,41 @@ class _Met:
         return tuple(found)
 
 
-def _answers(tapping: Tapping, batch: Batch, dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
-    few = few_of(batch)
-    run, mask = _runner(tapping.model, few), mask_of(few)
-    clean = values_of(tapping, run, mask)
+def _answers(tapping: Tapping, batches: Sequence[Batch], dtype: torch.dtype) -> dict[str, dict[str, Tensor]]:
+    clean = cleans_of(tapping, batches)
     coarser = [short for short in _SHORTER if torch.finfo(short).eps > torch.finfo(dtype).eps]
-    return {_name(one): answer_of(tapping, run, mask, clean, one) for one in (dtype, *coarser)}
+    return {_name(one): answer_of(tapping, clean, one) for one in (dtype, *coarser)}
 
 
-def _runner(model: nn.Module, batch: Batch) -> Callable[[], None]:
+def cleans_of(tapping: Tapping, batches: Sequence[Batch]) -> list[Clean]:
+    """What a system shows on the first batches: on which, and how often, it is to be asked how it answers to a bit.
+
+    Of few tokens the answer of one draw is too small in some channel by chance, so those are asked again.
+    """
+    found, seen = list[Clean](), 0
+    for batch in batches:
+        few = few_of(batch, DITHERED_TOKENS - seen)
+        found.append(clean_of(tapping, runner(tapping.model, few), mask_of(few)))
+        seen += _tokens(few)
+        if seen >= DITHERED_TOKENS:
+            break
+    return found * min(DITHERS, math.ceil(DITHERED_TOKENS / max(seen, 1)))
+
+
+def runner(model: nn.Module, batch: Batch) -> Callable[[], None]:
+    """A call that runs a model on a batch."""
+
     def run() -> None:
         model(**inputs_of(model, batch))
 
     return run
 
 
-def few_of(batch: Batch) -> dict[str, Any]:
+def few_of(batch: Batch, tokens: int = DITHERED_TOKENS) -> dict[str, Any]:
     """The first rows of a batch, as many as have tokens enough."""
     lengths = [x.shape for x in batch.values() if isinstance(x, Tensor) and x.dim() > 1]
     rows, length = (lengths[0][0], lengths[0][1]) if lengths else (1, 1)
-    most = max(1, DITHERED_TOKENS // max(length, 1))
+    most = max(1, tokens // max(length, 1))
     return {n: x[:most] if isinstance(x, Tensor) and x.dim() and len(x) == rows else x for n, x in batch.items()}
 
 

@@ -6,7 +6,7 @@ Two models run together, each operator of the second on the inputs of the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from noisescope.diagnose.comparison import Comparison, Question, Side, conclude,
 from noisescope.measure.capture_file import Capture, CaptureError, Manifest, read_capture, require_match
 from noisescope.measure.contrast import coarser_of, contrasts, unmatched
 from noisescope.measure.sketch import Sketcher
-from noisescope.runs.capturing import Keeping, captured, checked, closed, few_of, inputs_of, mask_of
+from noisescope.runs.capturing import Keeping, captured, checked, cleans_of, closed, mask_of, runner
 from noisescope.sweep.dithering import Values, answer_of, values_of
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.laying import Laid
@@ -81,13 +81,11 @@ def _shadow(
     with evaluating(reference, other), torch.no_grad():
         for batch in batches:
             mask = mask_of(batch)
-            right = values_of(first, _runner(reference, batch), mask)
+            right = values_of(first, runner(reference, batch), mask)
             made.begin(right)
             with second.watching(made, mask):
-                _runner(other, batch)()
-        few = few_of(batches[0])
-        run, mask = _runner(reference, few), mask_of(few)
-        answers = answer_of(first, run, mask, values_of(first, run, mask), dtype, forced=True)
+                runner(other, batch)()
+        answers = answer_of(first, cleans_of(first, batches), dtype, forced=True)
     name = str(dtype).removeprefix("torch.")
     sketches = {key: sketcher.result() for key, sketcher in made.sketchers.items()}
     taps = tuple(
@@ -121,13 +119,6 @@ class _Made:
         if call >= len(known) or known[call].shape != rows.shape:
             return None
         return given.put(known[call])
-
-
-def _runner(model: nn.Module, batch: Batch) -> Callable[[], None]:
-    def run() -> None:
-        model(**inputs_of(model, batch))
-
-    return run
 
 
 def _concluded(

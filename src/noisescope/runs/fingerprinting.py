@@ -36,9 +36,9 @@ from noisescope.measure.calling import device_of
 from noisescope.measure.capture_file import Capture, CaptureError, read_capture
 from noisescope.measure.contrast import answer_to, coarser_of
 from noisescope.measure.rounding import is_short, unit
-from noisescope.runs.capturing import checked, dtype_of, few_of, inputs_hash, inputs_of, is_coarse, mask_of
+from noisescope.runs.capturing import checked, cleans_of, dtype_of, inputs_hash, inputs_of, is_coarse, mask_of
 from noisescope.runs.comparing import compare_models, compare_with
-from noisescope.sweep.dithering import answer_of, values_of
+from noisescope.sweep.dithering import answer_of
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.injecting import inject
 from noisescope.sweep.tapping import Tapping
@@ -162,12 +162,8 @@ def _of_model(reference: nn.Module, model: nn.Module, batches: Sequence[Batch], 
         return _in_both_dtypes(reference, dtype_of(model), batches, seed)
     name = coarser_of(*(str(dtype_of(m)).removeprefix("torch.") for m in (reference, model)))
     trace = trace_of(reference, _given(reference, batches))
-    tapping, few = Tapping(reference, coarse=True), few_of(batches[0])
-
-    def run() -> None:
-        reference(**inputs_of(reference, few))
-
-    answers = answer_of(tapping, run, mask_of(few), values_of(tapping, run, mask_of(few)), name)
+    tapping = Tapping(reference, coarse=True)
+    answers = answer_of(tapping, cleans_of(tapping, batches), name)
     sizes = {key: float(rows.square().sum(1).mean().sqrt().clamp(min=_LEAST)) for key, rows in trace.values.items()}
     healthy = {key: _healthy(float(answers[key].double().norm()) / sizes[key], name) for key in answers}
     return _Good(reference, trace, healthy, None, 0.0 if alike else None)

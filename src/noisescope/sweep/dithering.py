@@ -5,7 +5,10 @@ The answer at a tap holds what all values before it carry there. It judges nothi
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,6 +20,20 @@ from noisescope.sweep.tapping import Tap, Tapping
 Run = Callable[[], None]
 # By the key of a tap, what it showed in the order of its calls.
 Values = Mapping[str, Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Clean:
+    """A run of a healthy system on one batch, the tokens of it that count, and what every tap showed."""
+
+    run: Run
+    mask: Tensor | None
+    values: Values
+
+
+def clean_of(tapping: Tapping, run: Run, mask: Tensor | None) -> Clean:
+    """What a run shows as it is."""
+    return Clean(run, mask, values_of(tapping, run, mask))
 
 
 def values_of(tapping: Tapping, run: Run, mask: Tensor | None) -> dict[str, list[Tensor]]:
@@ -32,26 +49,27 @@ def values_of(tapping: Tapping, run: Run, mask: Tensor | None) -> dict[str, list
 
 
 def answer_of(
-    tapping: Tapping, run: Run, mask: Tensor | None, clean: Values, dtype: torch.dtype, *, forced: bool = False
+    tapping: Tapping, batches: Sequence[Clean], dtype: torch.dtype, *, forced: bool = False
 ) -> dict[str, Tensor]:
     """The root mean square per channel of what one ulp of a dtype everywhere before a tap changes there.
 
     `forced`: of what one ulp changes since the last tap, for every tap then goes on with its clean values, moved.
     """
     squares: dict[str, list[Tensor]] = {}
-    count = [0]
+    draws = itertools.count(1)
+    for clean in batches:
+        met: Counter[str] = Counter()
 
-    def dither(tap: Tap, given: Laid) -> Tensor:
-        # On the host, so that a device needs no random numbers and no double precision of its own.
-        rows = given.rows.cpu()
-        met = squares.setdefault(tap.key, [])
-        right = clean[tap.key][len(met)].cpu()
-        met.append((rows.double() - right.double()).nan_to_num(0.0, 0.0, 0.0).square())
-        count[0] += 1
-        return given.put(moved_by_an_ulp(right if forced else rows, dtype, Draw(count[0])))
+        def dither(tap: Tap, given: Laid, clean: Clean = clean, met: Counter[str] = met) -> Tensor:
+            # On the host, so that a device needs no random numbers and no double precision of its own.
+            rows, right = given.rows.cpu(), clean.values[tap.key][met[tap.key]].cpu()
+            met[tap.key] += 1
+            gap = (rows.double() - right.double()).nan_to_num(0.0, 0.0, 0.0)
+            squares.setdefault(tap.key, []).append(gap.square())
+            return given.put(moved_by_an_ulp(right if forced else rows, dtype, Draw(next(draws))))
 
-    with tapping.watching(dither, mask):
-        run()
+        with tapping.watching(dither, clean.mask):
+            clean.run()
     return {key: torch.cat(met).mean(0).sqrt().float() for key, met in squares.items()}
 
 

@@ -31,7 +31,7 @@ OF_QUANTIZERS = (
     "ModelOpt chooses by gradients, or by the KL of each layer in each format. AIMET runs half of its analysis: each",
     "layer alone in 8 bits, without each layer left out. Some of these are slow, so all get Qwen2 with 16 layers of",
     "width 128, random weights and 16 rows of 32 tokens. So small a model favours whoever does little besides running",
-    "it: in the default diagnosis Python and the statistics of channels weigh as much as the model.",
+    "it.",
 )
 
 

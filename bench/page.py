@@ -39,9 +39,11 @@ PARTS = {
         "In evaluations of the clean model on all samples. The demo model, SmolLM2-135M with 30 layers, on 8 texts of "
         "16 tokens; noise of 5 %. The naive protocol perturbs every window of three layers, every layer and every "
         "operator, as the exhaustive diagnosis does, and runs the whole model each time. Its row is one seed of 3: all "
-        "of it costs three times as much. The other rows are whole, with 3 seeds, the control and the channels. That "
-        "the default comes to the verdicts of the exhaustive diagnosis is shown "
-        "[on the page of the method](method.md#how-well-it-holds-on-a-real-model).",
+        "of it costs three times as much. The other rows are whole, with 3 seeds, the control and the channels. Texts "
+        "so few and short leave verdicts open, so the default goes on to its limit of 25 evaluations by its own count, "
+        "which is of tokens that run through the model; the rest is statistics of channels and the KL over the "
+        "vocabulary. Where verdicts can be had it stops sooner, and comes to those of the exhaustive diagnosis: see "
+        "[the page of the method](method.md#how-well-it-holds-on-a-real-model).",
     ),
     "hessian_cost": (
         "Hessian traces",
@@ -65,6 +67,7 @@ and on what it was measured. What is skipped says why.
 
 How often faults are found, beside the classical probes: `make bench-faults`. What injection costs on a GPU:
 [benchmarks on a GPU](benchmarks-gpu.md). How the work is shared among many workers: [scale](scale.md)."""
+_WRAP = textwrap.TextWrapper(118, break_long_words=False, break_on_hyphens=False)
 
 
 def held(page: str) -> dict[str, str]:
@@ -83,11 +86,11 @@ def made(name: str) -> str:
         minutes = (time.monotonic() - start) / 60
         when = datetime.now(UTC).strftime("%Y-%m-%d")
         busy = f"{os.cpu_count()} cores with a load of {os.getloadavg()[2]:.1f}"
-        measured = f"Measured {when} by `python bench/{name}.py` in {minutes:.0f} min: {machine()}, {busy}."
+        measured = f"Measured {when} by `python bench/{name}.py` in {minutes:.1f} min: {machine()}, {busy}."
         texts = (
             f"## {heading}",
-            textwrap.fill(about, 118),
-            textwrap.fill(measured, 118),
+            _WRAP.fill(about),
+            _WRAP.fill(measured),
             out.read_text("utf-8").strip(),
         )
         return "\n\n".join(texts)

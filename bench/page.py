@@ -62,11 +62,12 @@ _HEAD = """# Benchmarks
 
 Written by `make bench`; `make bench PARTS="cost growth"` measures some parts anew. Ratios are of CPU time of one
 thread, measured in one process, the variants in turns in an order that rotates; the figure is the median over the
-rounds of the ratio within a round. Models have random weights, which cost what trained ones cost. Every part says when
-and on what it was measured. What is skipped says why.
+rounds of the ratio within a round. Models have random weights, which cost what trained ones cost, unless it is said.
+Every part says when and on what it was measured. What is skipped says why.
 
-How often faults are found, beside the classical probes: `make bench-faults`. What injection costs on a GPU:
-[benchmarks on a GPU](benchmarks-gpu.md). How the work is shared among many workers: [scale](scale.md)."""
+How often faults are found, beside the classical probes: [finding the fault](locating.md#how-often-it-is-right), by
+`make bench-faults`. What injection costs on a GPU: [benchmarks on a GPU](benchmarks-gpu.md). How the work is shared
+among many workers: [scale](scale.md)."""
 _WRAP = textwrap.TextWrapper(118, break_long_words=False, break_on_hyphens=False)
 
 

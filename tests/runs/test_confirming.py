@@ -21,6 +21,8 @@ PLACES = [
     ("llama", "eager", "matmul"),
     ("gpt2", "sdpa", "attention"),
     ("gpt2", "sdpa", "gelu"),
+    # Experts are called as one product of groups.
+    ("mixtral", "sdpa", "linear"),
 ]
 
 

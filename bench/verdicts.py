@@ -1,7 +1,7 @@
 """Holds the default diagnosis against the exhaustive one: what each costs, and whether their verdicts are the same.
 
 Usage: python bench/verdicts.py --keep FOLDER [--data choices] [--metric accuracy] [--samples 24] [--scale 0.05]
-       [--device cpu] [--out FILE]
+       [--device cpu] [--time] [--out FILE]
 
 Both ask the demo model with the same samples, scale and seeds, in one run folder below FOLDER: a reading that both need
 is taken once, which changes no reading, and a run that was stopped goes on. A cost is what a diagnosis would have taken
@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
 import transformers
 
+from noisescope.core.records import Trial
 from noisescope.diagnose.harm import percent
 from noisescope.diagnose.ledger import Answer
 from noisescope.diagnose.whole import Diagnosis
@@ -26,6 +28,7 @@ from noisescope.measure.verdicts import Verdict
 from noisescope.measure.workload import demo_workload
 from noisescope.runs.diagnosing import Desk, Wanted, examine
 from noisescope.runs.ordering import Order, opened
+from noisescope.sweep.bench import ModelBench
 
 LEVELS = ("operators", "windows")
 
@@ -44,6 +47,25 @@ def both(args: argparse.Namespace, desk: Desk) -> tuple[Diagnosis, Diagnosis]:
     default = examine(desk, Wanted(**plain))
     every = Wanted(**plain, exhaustive=True, mode=args.mode)
     return default, examine(desk, every)
+
+
+def timed(args: argparse.Namespace, desk: Desk) -> str:
+    """CPU time of the default diagnosis, in clean evaluations by CPU time, the one before it and the one behind it."""
+    samples = desk.patient.samples
+    clean = Trial((), samples.key, samples.metric.name)
+    steps: list[Callable[[], object]] = [lambda: ModelBench(desk.patient.model, samples).measure(clean)]
+    steps += [lambda: examine(desk, Wanted(scale=args.scale, seeds=args.seeds)), *steps]
+    taken = []
+    for step in steps:
+        start = time.process_time()
+        step()
+        taken.append(time.process_time() - start)
+    ratios = [taken[1] / one for one in (taken[0], taken[2])]
+    return (
+        f"{args.data}, {samples.metric.name}, {len(samples)} samples: the default diagnosis took {taken[1]:.0f} s of "
+        f"CPU time, a clean evaluation {taken[0]:.1f} and {taken[2]:.1f} s: {min(ratios):.1f} to {max(ratios):.1f} "
+        "of them."
+    )
 
 
 def by_name(found: Diagnosis, level: str) -> dict[str, Answer]:
@@ -153,11 +175,15 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--mode", default="full", help="levels that the exhaustive diagnosis is asked about")
     parser.add_argument("--keep", type=Path, required=True)
+    parser.add_argument("--time", action="store_true", help="only the CPU time of the default, in a new folder")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     with opened(order_of(args), sys.stderr) as desk:
+        if args.time:
+            print(timed(args, desk))
+            return
         default, every = both(args, desk)
     text = "\n".join(report(args, default, every))
     print(text)

@@ -147,14 +147,18 @@ def test_an_actor_that_dies_at_a_trial_twice_gives_a_failed_reading(
 
 def test_actors_lost_between_two_runs_cost_no_trial_a_try(cluster: tuple[Any, list[Any]], tmp_path: Path) -> None:
     with Actors(NumericBench(str(tmp_path), 0.05), threads=1) as executor:
-        list(executor.run(trials(12)))
-        pids = {pid for _, pid in log_of(tmp_path)}
+        # On a busy machine one actor has done all of them before the next one is up.
+        for number in range(20):
+            list(executor.run(trials(12, workload=f"first {number}")))
+            if len(pids := {pid for _, pid in log_of(tmp_path)}) > 1:
+                break
         assert len(pids) > 1
+        before = len(log_of(tmp_path))
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         again = list(executor.run(trials(6, workload="second")))
     assert sorted(map(encode, again)) == sorted(encode(expected(trial)) for trial in trials(6, workload="second"))
-    assert len(log_of(tmp_path)) == 18
+    assert len(log_of(tmp_path)) == before + 6
 
 
 def test_actors_that_die_before_they_can_measure_are_not_replaced_for_ever(cluster: tuple[Any, list[Any]]) -> None:

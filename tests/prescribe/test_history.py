@@ -50,6 +50,11 @@ def test_a_changed_figure_is_found_out(tmp_path: Path) -> None:
     assert read_history(file).visits == (SECOND,) and read_history(file).damaged == 1
 
 
+def test_a_metric_that_nobody_has_is_refused() -> None:
+    with pytest.raises(BadInputError, match="unknown metric 'silu'"):
+        replace(VISIT, metric="silu")
+
+
 def test_only_visits_on_the_same_terms_are_compared_and_the_last_answer_counts() -> None:
     late = replace(VISIT, verdict="fail")
     found = comparable([VISIT, replace(SECOND, terms="other"), SECOND, late], "t")

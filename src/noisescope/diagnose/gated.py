@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from noisescope.core.codec import key_of
+from noisescope.core.errors import unknown_name
 from noisescope.diagnose.gate import Gate, whole
 from noisescope.diagnose.setting import Setting
+from noisescope.measure.metrics import METRICS
 from noisescope.measure.statistics import Interval
 
 
@@ -40,6 +42,10 @@ class Visit:
     metric: str
     clean: Interval | None
     operators: tuple[tuple[str, Interval], ...]
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise unknown_name("metric", self.metric, METRICS)
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,30 @@ def sharp(layers: int = 6) -> nn.Module:
     return model
 
 
+class Wobbly(nn.Module):
+    """A module of a kind that no check knows, which gives something else each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand(())
+
+
+class Unsteady(nn.Module):
+    """Linear layers with a wobbly one between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), Wobbly(), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 def batches(rows: int = 40, width: int = 10) -> list[dict[str, Tensor]]:
     """Rows of random tokens, eight to a batch."""
     ids = torch.randint(1, 128, (rows, width), generator=torch.Generator().manual_seed(5))

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 import noisescope as ns
-from cases import batch, make
+from cases import Unsteady, batch, make
 from noisescope.diagnose.localization import Suspect
-from noisescope.runs.confirming import Failed, answers_of, confirm, inputs_for, some_of
+from noisescope.runs.capturing import inputs_of
+from noisescope.runs.confirming import Failed, answers_of, confirm, some_of
 from noisescope.runs.localising import locate
 
 ROWS, LENGTH = 3, 12
@@ -45,7 +45,7 @@ def spoil(module, change):
 
 def asked(model, path, operator="linear", layer=0, **more):
     """The confirmation of a site that somebody blames."""
-    inputs = inputs_for(model, batch(ROWS, LENGTH))
+    inputs = inputs_of(model, batch(ROWS, LENGTH))
     with torch.no_grad():
         before = some_of(model(**inputs))
     return confirm(model, [Suspect(layer, operator, path, 9.0)], Failed(inputs, before, **more), 0)
@@ -142,24 +142,6 @@ def test_an_end_result_that_was_not_finite_is_said_to_be_so():
 
 
 def test_what_the_host_cannot_compute_is_not_confirmed_and_says_why():
-    class Wobbly(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.ones(4, 4))
-
-        def forward(self, x):
-            return x * torch.rand(())
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(4, 4), Wobbly(), nn.Linear(4, 4)])
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    found = locate(Net(), [{"x": torch.ones(2, 3, 4)}]).confirmation
+    found = locate(Unsteady(), [{"x": torch.ones(2, 3, 4)}]).confirmation
     assert found.outcome == "impossible"
     assert "Wobbly" in str(found) and "no check computes its output" in str(found)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import noisescope as ns
-from cases import batch, make
+from cases import Unsteady, batch, make
 from noisescope.core.vocabulary import FAULT_KINDS, KINDS
 from noisescope.runs.localising import locate, repeats_for
 
@@ -219,25 +219,7 @@ def test_the_number_of_repeats_meets_the_asked_confidence():
 
 
 def test_an_operator_that_is_not_known_but_not_repeatable_is_found():
-    class Wobbly(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.ones(4, 4))
-
-        def forward(self, x):
-            return x * torch.rand(())
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(4, 4), Wobbly(), nn.Linear(4, 4)])
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    result = locate(Net(), [{"x": torch.ones(2, 3, 4)}])
+    result = locate(Unsteady(), [{"x": torch.ones(2, 3, 4)}])
     assert (result.verdict, [s.layer for s in result.suspects]) == ("fault", [1])
     assert result.suspects[0].evidence[0].check == "repeat"
 

@@ -178,7 +178,7 @@ def runner(model: nn.Module, batch: Batch) -> Callable[[], None]:
     return run
 
 
-def few_of(batch: Batch, tokens: int = DITHERED_TOKENS) -> dict[str, Any]:
+def few_of(batch: Batch, tokens: int) -> dict[str, Any]:
     """The first rows of a batch, as many as have tokens enough."""
     lengths = [x.shape for x in batch.values() if isinstance(x, Tensor) and x.dim() > 1]
     rows, length = (lengths[0][0], lengths[0][1]) if lengths else (1, 1)

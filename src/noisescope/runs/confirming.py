@@ -18,9 +18,9 @@ from noisescope.core.records import Site
 from noisescope.diagnose.confirmation import Replaced, cannot_confirm, conclude_confirmation
 from noisescope.diagnose.localization import Confirmation, Suspect, Witnessed
 from noisescope.diagnose.srdd import Runs, conclude
-from noisescope.measure.calling import accepts
 from noisescope.measure.judged import Judged
 from noisescope.measure.replay import tensors_of
+from noisescope.runs.capturing import inputs_of
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.witnessing import Observer
 
@@ -35,16 +35,10 @@ class Answers:
     rows: tuple[Tensor | None, ...]
 
 
-def inputs_for(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch as localisation runs it: a cache would make every run begin where the last one ended."""
-    more = {"use_cache": False} if "use_cache" not in batch and accepts(model, "use_cache") else {}
-    return {**{name: value for name, value in batch.items() if name != "labels"}, **more}
-
-
 def answers_of(model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> Answers:
     """What a model answers as it is now: of a healthy one, what a confirmation can be held against."""
     with evaluating(model), torch.no_grad():
-        return Answers(tuple(some_of(model(**inputs_for(model, batch))) for batch in batches))
+        return Answers(tuple(some_of(model(**inputs_of(model, batch))) for batch in batches))
 
 
 def some_of(out: Any) -> Tensor | None:

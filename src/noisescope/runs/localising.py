@@ -22,7 +22,8 @@ from noisescope.diagnose.localization import Localization, Suspect, Witnessed
 from noisescope.diagnose.srdd import Runs, conclude
 from noisescope.measure.judged import Judged
 from noisescope.model.layout import layout_of
-from noisescope.runs.confirming import Answers, Failed, answers_of, confirm, inputs_for, some_of
+from noisescope.runs.capturing import checked, inputs_of
+from noisescope.runs.confirming import Answers, Failed, answers_of, confirm, some_of
 from noisescope.runs.fingerprinting import locate_by_fingerprint
 from noisescope.sweep.evaluating import evaluating
 from noisescope.sweep.responses import SCALES, responses
@@ -56,7 +57,7 @@ def locate(
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise BadInputError(f"repeats {repeats!r}: expected a whole number >= 1.")
     model = getattr(model, "_orig_mod", model)
-    asked = _checked(batches)
+    asked = checked(batches)
     if method == "fingerprint":
         return locate_by_fingerprint(model, asked, reference, seed)
     with evaluating(model), torch.no_grad():
@@ -83,7 +84,7 @@ def _classic(model: nn.Module, batches: Sequence[Batch], seed: int) -> Localizat
     paths = layout_of(model).layers
     if not paths:
         raise LayersNotFoundError("the classical probes compare layers, and no stack of layers was found.")
-    inputs = [inputs_for(model, batch) for batch in batches]
+    inputs = [inputs_of(model, batch) for batch in batches]
     return conclude_classic(responses(model, inputs, len(paths), seed), SCALES, paths)
 
 
@@ -100,7 +101,7 @@ def _examined(
         found.append(Witnessed(site, judged, now[0], now[1], order))
 
     observer = Observer(model, seed, tell)
-    asked = [inputs_for(model, batch) for batch in batches]
+    asked = [inputs_of(model, batch) for batch in batches]
     for now[1], now[0] in itertools.product(range(repeats), range(len(batches))):
         before = len(found)
         with observer.watching(now[0]):
@@ -125,9 +126,3 @@ def repeats_for(rate: float, confidence: float = CONFIDENCE) -> int:
         if not is_number(share) or not 0 < share < 1:
             raise BadInputError(f"{name} {share!r}: expected a share between 0 and 1.")
     return math.ceil(math.log(1 - confidence) / math.log(1 - rate))
-
-
-def _checked(batches: Sequence[Batch]) -> list[Batch]:
-    if isinstance(batches, Mapping | Tensor) or not batches or not all(isinstance(b, Mapping) for b in batches):
-        raise BadInputError("batches: expected a list of at least one dict of tensors, such as [{'input_ids': ids}].")
-    return list(batches)

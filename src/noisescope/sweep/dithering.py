@@ -55,7 +55,8 @@ def answer_of(
 
     `forced`: of what one ulp changes since the last tap, for every tap then goes on with its clean values, moved.
     """
-    squares: dict[str, list[Tensor]] = {}
+    squares: dict[str, Tensor] = {}
+    rows_of: Counter[str] = Counter()
     draws = itertools.count(1)
     for clean in batches:
         met: Counter[str] = Counter()
@@ -65,12 +66,13 @@ def answer_of(
             rows, right = given.rows.cpu(), clean.values[tap.key][met[tap.key]].cpu()
             met[tap.key] += 1
             gap = (rows.double() - right.double()).nan_to_num(0.0, 0.0, 0.0)
-            squares.setdefault(tap.key, []).append(gap.square())
+            squares[tap.key] = squares.get(tap.key, 0.0) + gap.square().sum(0)
+            rows_of[tap.key] += len(gap)
             return given.put(moved_by_an_ulp(right if forced else rows, dtype, Draw(next(draws))))
 
         with tapping.watching(dither, clean.mask):
             clean.run()
-    return {key: torch.cat(met).mean(0).sqrt().float() for key, met in squares.items()}
+    return {key: (total / rows_of[key]).sqrt().float() for key, total in squares.items()}
 
 
 def moved_by_an_ulp(x: Tensor, dtype: torch.dtype, draw: Draw) -> Tensor:

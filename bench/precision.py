@@ -18,10 +18,11 @@ import os
 import subprocess
 import sys
 import time
-import venv
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+
+from environments import CONSTRAINTS, python_with
 
 from noisescope.core.codec import key_of
 from noisescope.core.precision import WeightFormat
@@ -169,21 +170,12 @@ def own_maps(bench, target, formats):
 
 def modelopt_python(work):
     """Python of an environment with ModelOpt, made if need be; None where it cannot be."""
-    home = work / "modelopt-env"
-    python = home / "bin" / "python"
-    if not python.exists():
-        say("making an environment for ModelOpt")
-        venv.create(home, with_pip=True)
-    said = subprocess.run([python, "-c", "import modelopt.torch.quantization"], capture_output=True, check=False)
-    if said.returncode == 0:
-        return python
-    constraints = str(Path(__file__).parents[1] / "constraints.txt")
-    pip = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints]
-    # torch first and alone: what comes after is then satisfied by it. ModelOpt does not name requests, which it needs.
-    for packages in (["torch"], [PINNED, "transformers", "requests"]):
-        if subprocess.run([*pip, *packages], check=False).returncode:
-            say(f"ModelOpt CANNOT BE INSTALLED ({' '.join(packages)}): its rows will be missing")
-            return None
+    say("looking for the environment of ModelOpt, or making it")
+    # ModelOpt does not name requests, which it needs.
+    packages = ("--constraint", CONSTRAINTS, PINNED, "transformers", "requests")
+    python = python_with(work / "modelopt-env", "modelopt.torch.quantization", packages)
+    if python is None:
+        say("ModelOpt CANNOT BE INSTALLED: its rows will be missing")
     return python
 
 

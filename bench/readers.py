@@ -15,7 +15,6 @@ import math
 import os
 import subprocess
 import sys
-import venv
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import torch
 from compressed_tensors.quantization import QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import calculate_qparams
+from environments import python_with
 
 from noisescope.core.precision import Choice, Option, PrecisionMap, WeightFormat
 from noisescope.inject.weights import rounded
@@ -34,7 +34,6 @@ from noisescope.runs.precision import FOLDER, write_recipes
 FORMATS = ("bf16", "fp8", "int8", "int6", "int5", "int4", "int4:64", "uint4", "mxfp4")
 REST = "bf16"
 BEGIN, END = "<!-- read by make bench-readers -->", "<!-- end of what was read -->"
-CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,8 @@ def by_compressed_tensors(bench):
 
 def by_tool(bench, tool):
     """The same as a tool in an environment of its own says it; None where there is none."""
-    python = python_of(bench.work, tool)
+    home = bench.work / f"{tool.module.partition('.')[0]}-env"
+    python = python_with(home, tool.module, tool.packages)
     if python is None:
         return None
     answer = bench.work / f"{tool.module}.json"
@@ -111,22 +111,6 @@ def by_tool(bench, tool):
     if subprocess.run(command, env=environment, stdout=sys.stderr, check=False).returncode:
         return None
     return json.loads(answer.read_text())
-
-
-def python_of(work, tool):
-    """Python of the tool's environment, made if need be; None where it cannot be."""
-    home = work / f"{tool.module.partition('.')[0]}-env"
-    python = home / "bin" / "python"
-    if not python.exists():
-        venv.create(home, with_pip=True)
-    if not subprocess.run([python, "-c", f"import {tool.module}"], capture_output=True, check=False).returncode:
-        return python
-    pip = [python, "-m", "pip", "install", "--quiet"]
-    # torch first and alone: what comes after is then satisfied by it.
-    for packages in (("--constraint", str(CONSTRAINTS), "torch"), tool.packages):
-        if subprocess.run([*pip, *packages], check=False).returncode:
-            return None
-    return python
 
 
 def table(bench):
